@@ -1,0 +1,79 @@
+"""The pipeline end to end: prefill, evict, go on decoding on what is left."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from eviction.cache import EvictedCache, cache_bytes
+from eviction.policy import Policy
+from eviction.select import Decision
+from hooks.capture import capture
+from hooks.forward import cache_keyword, forward
+from hooks.records import LayerRecord
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt after prefill and eviction: the cache to go on with, and what was decided in each layer.
+
+    `logits` are those after the prompt's last token, before anything was evicted.
+    """
+
+    cache: EvictedCache
+    decisions: tuple[Decision, ...]
+    logits: Float[Tensor, "batch 1 vocabulary"]
+    full_bytes: int
+
+
+@torch.inference_mode()
+def prefill(model: nn.Module, prompt: Int[Tensor, "1 prompt"], policy: Policy, budget: int | float) -> Prefilled:
+    """Run the prompt once, let `policy` choose in each layer as it passes, and keep only what it chose.
+
+    For a batch of one and models whose layers all attend to everything. The evicted cache equals the full one with the
+    same entries masked, up to float rounding (`hooks.hiding` is that reference).
+
+    Raises:
+        BudgetError: the budget does not hold more than the policy's window.
+        ValueError: the prompt is not one row.
+        UnsupportedAttention, NotImplementedError: the model's attention or cache cannot be evicted from.
+    """
+    if prompt.shape[0] != 1:
+        raise ValueError(f"prefill takes one prompt at a time, not a batch of {prompt.shape[0]}")
+    policy.allocate(budget, prompt.shape[1], min(policy.window, prompt.shape[1]))  # refused before the work, not after
+    cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
+    decisions: list[Decision] = []
+
+    def choose(record: LayerRecord) -> None:
+        decisions.append(policy.decide(record, budget))
+
+    with capture(model, window=policy.window, visitor=choose):
+        logits = forward(model, prompt, cache, last_logits=1)
+    evicted = EvictedCache.compacted(cache, [decision.keep for decision in decisions])
+    return Prefilled(evicted, tuple(decisions), logits, cache_bytes(cache))
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel, prompt: Int[Tensor, "1 prompt"], policy: Policy, budget: int | float, **settings: object
+) -> Int[Tensor, "sequences tokens"]:
+    """`model.generate` on a compressed cache: the prompt and what follows it.
+
+    All of the prompt but its last token is prefilled and evicted; the last token then opens decoding on what is left, since
+    `generate` needs one token that is not cached yet. `settings` go to `model.generate` as they are.
+
+    Raises:
+        BudgetError: the budget, a fraction of the prompt less one token, does not hold more than the policy's window.
+        ValueError: the prompt is not one row of at least 2 tokens, or `settings` brings a cache of its own.
+    """
+    keyword = cache_keyword(model)
+    if clash := sorted({"cache", "past_key_values"} & settings.keys()):
+        raise ValueError(f"generate makes its own cache; leave out {' and '.join(clash)}")
+    if prompt.shape[1] < 2:
+        raise ValueError(f"a prompt of at least 2 tokens is needed, not {prompt.shape[1]}")
+    evicted = prefill(model, prompt[:, :-1], policy, budget).cache
+    mask = torch.ones_like(prompt)
+    return model.generate(prompt, **{"attention_mask": mask, **settings, keyword: evicted})  # type: ignore[operator]

@@ -1,0 +1,45 @@
+"""One forward pass on a cache, whatever the installed transformers calls the cache."""
+
+import inspect
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache
+
+
+def cache_keyword(model: nn.Module) -> str:
+    """`cache`, or `past_key_values` where the installed transformers does not know the new name yet."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def forward(
+    model: nn.Module, tokens: Int[Tensor, "batch tokens"], cache: Cache, *, last_logits: int = 0
+) -> Float[Tensor, "batch logits vocabulary"]:
+    """Run `tokens` through the model on top of `cache`, which they are written to, and return logits.
+
+    `last_logits` asks for the logits of so many last tokens; 0 for those of all.
+    """
+    output: Any = model(input_ids=tokens, use_cache=True, logits_to_keep=last_logits, **{cache_keyword(model): cache})
+    return cast(Tensor, output.logits)
+
+
+def greedy(
+    model: nn.Module, first: Int[Tensor, "batch 1"], cache: Cache, count: int
+) -> Int[Tensor, "batch count"]:
+    """`first` and the count − 1 likeliest tokens that follow it, each decoded on top of `cache`.
+
+    The last one is returned but not written to the cache.
+    """
+    tokens = [first]
+    for _ in range(count - 1):
+        tokens.append(forward(model, tokens[-1], cache, last_logits=1).argmax(-1))
+    return torch.cat(tokens, dim=1)
+
+
+def crop(cache: DynamicCache, length: int) -> None:
+    """Take back what was written to `cache` beyond its first `length` tokens."""
+    extra = cache.get_seq_length() - length
+    if extra > 0:
+        cache.crop(-extra)
