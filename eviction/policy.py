@@ -38,9 +38,7 @@ class Policy:
             BudgetError: the budget does not hold more than the window.
             ValueError: fewer queries were captured than the window has, or scores are not finite.
         """
-        weights, _ = attention_weights(
-            record.queries, record.keys, scale=record.scale, mask=record.mask, softcap=record.softcap, sinks=record.sinks
-        )
+        weights, _ = attention_weights(**record.inputs)
         norms = projected_norms(record.values, record.projection_blocks) if self.select.needs_norms else None
         return self.choose(weights, norms, record.n_kv_heads, budget)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -56,6 +57,11 @@ class LayerRecord:
     @property
     def n_queries(self) -> int:
         return self.queries.shape[2]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the attention probabilities are made of, as `perturbation.attention_weights(**record.inputs)` takes it."""
+        return {name: getattr(self, name) for name in ("queries", "keys", "scale", "mask", "softcap", "sinks")}
 
     @property
     def projection_blocks(self) -> Float[Tensor, "heads value_dim model_dim"]:

@@ -1,0 +1,63 @@
+"""`criticalkv`: one command, a subcommand for each job. A user's mistake is one message and exit code 2."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from analysis.cli.validate import validate
+from analysis.errors import InputError
+
+app = typer.Typer(
+    name="criticalkv",
+    help="What dropping KV-cache entries really does to a model, what the theory promises, and whether the promise holds.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(validate)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        typer.echo(importlib.metadata.version("criticalkv"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """What dropping KV-cache entries really does to a model, what the theory promises, and whether the promise holds."""
+
+
+def main() -> None:
+    """Entry point: run the command; turn what a user can mend into a message and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        fail(str(error))
+    except Exception as error:
+        # imported late: a mistake in a setting is told without loading torch
+        if (hooks := sys.modules.get("hooks.errors")) and isinstance(
+            error, hooks.ModelUnavailable | hooks.UnsupportedAttention
+        ):
+            fail(str(error))
+        raise
+
+
+def fail(message: str) -> None:
+    """Print what is wrong and leave with exit code 2."""
+    Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True)
+    raise SystemExit(2)
+
+
+def _escaped(message: str) -> str:
+    from rich.markup import escape
+
+    return escape(message)

@@ -1,0 +1,124 @@
+"""`criticalkv validate`: the theory held against a model and some text."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from analysis.errors import InputError
+from analysis.settings import DTYPES, POOLINGS, REFERENCE, ValidationSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.experiments.run import Validation
+
+DEFAULTS = ValidationSettings()
+
+
+def validate(
+    model: Annotated[str, typer.Option(help="A Hugging Face id, a folder, or the reference model.")] = REFERENCE,
+    context: Annotated[
+        list[Path] | None,
+        typer.Option(help="A text file to measure on; repeat for more. Default: passages of Python's documentation."),
+    ] = None,
+    passages: Annotated[int, typer.Option(help="How many of those passages, where no --context is given.")] = DEFAULTS.passages,
+    context_length: Annotated[int, typer.Option(help="Tokens of each context, at most.")] = DEFAULTS.context_length,
+    window: Annotated[int, typer.Option(help="Last queries that choose, and entries always kept.")] = DEFAULTS.window,
+    kernel: Annotated[int, typer.Option(help="Width of the pooling of scores along the keys.")] = DEFAULTS.kernel,
+    pooling: Annotated[str, typer.Option(help=f"One of {', '.join(POOLINGS)}.")] = DEFAULTS.pooling,
+    budgets: Annotated[str, typer.Option(help="Shares of the cache to keep, separated by commas.")] = ",".join(
+        f"{budget:g}" for budget in DEFAULTS.budgets
+    ),
+    alpha: Annotated[float, typer.Option(help="Share of the free budget that stage 1 spends.")] = DEFAULTS.alpha,
+    epsilon: Annotated[float, typer.Option(help="Added to attention in stage 2.")] = DEFAULTS.epsilon,
+    later: Annotated[int, typer.Option(help="Tokens decoded after the first, to judge on.")] = DEFAULTS.later,
+    seed: Annotated[int, typer.Option(help="Chooses the passages.")] = DEFAULTS.seed,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = DEFAULTS.device,
+    dtype: Annotated[str, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")] = DEFAULTS.dtype,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables, figures and report; new, empty, or of a stopped run.")
+    ] = None,
+) -> None:
+    """Perturb every head and layer of a model by attention-only and two-stage eviction, and hold L ≤ θ and σ > ½ against it.
+
+    Example: [bold]criticalkv validate --context paper.txt --budgets 0.1,0.2 --out runs/paper[/]
+
+    Writes heads.parquet, layers.parquet, runs.parquet, figures (PNG and SVG) and report.html. A run that was stopped goes on
+    when the same command is given again with its --out.
+    """
+    settings = ValidationSettings(
+        model=model,
+        context_files=tuple(context or ()),
+        passages=passages,
+        context_length=context_length,
+        window=window,
+        kernel=kernel,
+        pooling=pooling,
+        budgets=_budgets(budgets),
+        alpha=alpha,
+        epsilon=epsilon,
+        later=later,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+    )
+    folder = out or Path("runs") / datetime.now().strftime("validate-%Y%m%d-%H%M%S")
+    # loaded after the settings are known to be good: torch and transformers take seconds
+    from transformers.utils import logging
+
+    from analysis.experiments.run import validate as run
+
+    logging.disable_progress_bar()
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("starting", total=None)
+
+            def report(done: int, total: int, step: str) -> None:
+                progress.update(task, completed=done, total=total, description=step)
+
+            finished = run(settings, folder, command=["criticalkv", *sys.argv[1:]], report=report)
+    except KeyboardInterrupt:
+        if folder.exists():
+            console.print(f"stopped; what is finished is kept. To go on, give the same command with --out {folder}")
+        raise typer.Exit(130) from None
+    _print(finished)
+
+
+def _budgets(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InputError(f"--budgets takes numbers separated by commas, such as 0.1,0.2; not {text!r}") from None
+
+
+def _print(finished: "Validation") -> None:
+    from analysis.report.tables import behaviour_table, perturbation_table
+    from analysis.summary import behaviour_summary, perturbation_summary, violations
+
+    console = Console()
+    name, note = finished.about["model"]["name"], finished.about["model"]["note"]
+    console.print(f"[bold]{name}[/]" + (f" ({note})" if note else ""))
+    console.print(_rich("L1 perturbation, two-stage against attention-only", perturbation_table(perturbation_summary(finished.heads))))
+    console.print(_rich(f"The next {finished.about['settings']['later']} tokens", behaviour_table(behaviour_summary(finished.runs))))
+    broken = violations(finished.heads)
+    console.print(
+        "L ≤ θ held for every query of every head." if broken == 0 else f"[bold red]L > θ for {broken} queries.[/]"
+    )
+    console.print(f"Report: {finished.report}", soft_wrap=True)
+
+
+def _rich(title: str, frame: "pd.DataFrame") -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(frame.columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in frame.itertuples(index=False, name=None):
+        table.add_row(*map(str, row))
+    return table

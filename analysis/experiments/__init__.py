@@ -1,0 +1,1 @@
+"""Experiments turn (model, context, policy, budget) into rows of the declared tables. These modules run models."""

@@ -1,0 +1,110 @@
+"""Texts to measure on: the user's files, or passages of the documentation that comes with Python."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from analysis.errors import InputError
+from analysis.settings import ValidationSettings
+from eviction.allocate import Uniform
+from eviction.errors import BudgetError
+
+
+@dataclass(frozen=True)
+class Text:
+    """A named text, before it is tokenised."""
+
+    name: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """A named prompt: token ids [1, tokens]."""
+
+    name: str
+    tokens: Tensor
+
+
+def texts(settings: ValidationSettings) -> list[Text]:
+    """The texts that the settings ask for, read and checked, none tokenised yet.
+
+    Raises:
+        InputError: a file is missing, a folder, not UTF-8 text, or two files share a name that cannot tell them apart.
+    """
+    if not settings.context_files:
+        return _passages(settings)
+    names = [path.name for path in settings.context_files]
+    chosen = names if len(set(names)) == len(names) else [str(path) for path in settings.context_files]
+    if len(set(chosen)) < len(chosen):
+        raise InputError("--context names the same file twice")
+    return [Text(name, _read(path)) for name, path in zip(chosen, settings.context_files, strict=True)]
+
+
+def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: int | None) -> Context:
+    """The first `context_length` tokens of `text`, fewer where it has fewer.
+
+    Raises:
+        InputError: the tokens do not hold the window and the smallest budget, or are more than the model's `limit`.
+    """
+    tokens = tokenizer(text.content, return_tensors="pt", add_special_tokens=True).input_ids[:, : settings.context_length]
+    count = tokens.shape[1]
+    if count <= settings.window:
+        raise InputError(
+            f"{text.name} has {count} tokens, which is no more than the window of {settings.window}: give a longer text "
+            "or a smaller --window"
+        )
+    if limit is not None and count + settings.later + 1 > limit:
+        raise InputError(
+            f"{text.name}: {count} tokens and the {settings.later + 1} that follow exceed the {limit} positions of the "
+            f"model; lower --context-length to at most {limit - settings.later - 1}"
+        )
+    for budget in settings.budgets:
+        try:
+            Uniform()(budget, count, settings.window)
+        except BudgetError as error:
+            raise InputError(f"{text.name}: {error}") from error
+    return Context(text.name, torch.as_tensor(tokens))
+
+
+def _read(path: Path) -> str:
+    if path.is_dir():
+        raise InputError(f"--context {path} is a folder; name the files in it")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--context {path} is not text in UTF-8 (byte {error.start} is not)") from error
+    except OSError as error:
+        raise InputError(f"--context {path} cannot be read: {error.strerror}") from error
+    if "\0" in content:
+        raise InputError(f"--context {path} is not text (it holds NUL bytes)")
+    return content
+
+
+def _passages(settings: ValidationSettings) -> list[Text]:
+    """Passages of Python's own documentation, disjoint as far as there is text, chosen by the seed.
+
+    The topics are shuffled and dealt out in equal numbers, so each passage is a run of whole topics. About four characters
+    make a token; where topics run out, a passage goes on with the next one's.
+    """
+    from pydoc_data.topics import topics
+
+    order = sorted(topics)
+    random.Random(settings.seed).shuffle(order)
+    wanted = 8 * settings.context_length  # characters; cut to tokens later
+    passages = []
+    for number in range(settings.passages):
+        start = number * len(order) // settings.passages
+        names: list[str] = []
+        parts: list[str] = []
+        for name in order[start:] + order[:start]:
+            if sum(map(len, parts)) >= wanted:
+                break
+            names.append(name)
+            parts.append(topics[name].strip())
+        passages.append(Text(f"pydoc:{names[0]}", "\n\n".join(parts)))
+    return passages

@@ -1,0 +1,86 @@
+"""The run's folder: nothing half-written, and a run that was stopped goes on where it was.
+
+While a run is under way its folder holds only `.progress`, with the rows of each finished context. Tables, figures and
+report are written there too and moved out in one go at the end.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.errors import InputError
+from analysis.schema import TABLES
+
+PROGRESS = ".progress"
+
+
+class RunFolder:
+    """One run's output folder.
+
+    Raises:
+        InputError: the folder cannot be written, or holds something other than the same run's progress.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path = path
+        self.progress = path / PROGRESS
+        self._existed = path.exists()
+        mark = self.progress / "fingerprint"
+        try:
+            if path.exists() and not path.is_dir():
+                raise InputError(f"--out {path} is a file; name a folder")
+            held = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+            if held and held != [PROGRESS]:
+                raise InputError(f"--out {path} is not empty (it holds {held[0]}); name a new folder")
+            if held and (not mark.is_file() or mark.read_text() != fingerprint):
+                raise InputError(
+                    f"--out {path} holds an unfinished run with other settings; give those again to go on, or a new folder"
+                )
+            self.progress.mkdir(parents=True, exist_ok=True)
+            mark.write_text(fingerprint)
+        except OSError as error:
+            self.abandon()
+            raise InputError(f"--out {path} cannot be written: {error.strerror}") from error
+
+    def abandon(self) -> None:
+        """Take back what was made, as long as no context is finished."""
+        if any(self.progress.glob("context-*")):
+            return
+        shutil.rmtree(self.progress, ignore_errors=True)
+        if not self._existed and self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def finished(self, number: int) -> tuple[dict[str, pd.DataFrame], dict[str, Any]] | None:
+        """The tables and notes of context `number`, if an earlier start finished it."""
+        folder = self.progress / f"context-{number:04d}"
+        if not folder.is_dir():
+            return None
+        tables = {table.name: table.read(folder / table.file) for table in TABLES}
+        return tables, json.loads((folder / "notes.json").read_text())
+
+    def finish(self, number: int, tables: Mapping[str, pd.DataFrame], notes: Mapping[str, Any]) -> None:
+        """Keep a finished context: written aside, then moved into place in one step."""
+        aside = self.progress / f"writing-{number:04d}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for table in TABLES:
+            table.write(tables[table.name], aside / table.file, {})
+        (aside / "notes.json").write_text(json.dumps(notes))
+        aside.rename(self.progress / f"context-{number:04d}")
+
+    def staging(self) -> Path:
+        """An empty folder for the final files."""
+        staging = self.progress / "final"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        return staging
+
+    def publish(self, staging: Path) -> None:
+        """Move the final files out and forget the progress."""
+        for entry in sorted(staging.iterdir()):
+            entry.rename(self.path / entry.name)
+        shutil.rmtree(self.progress)

@@ -1,0 +1,63 @@
+"""Before it measures anything, a run checks itself: is what was captured what the model used, and does evicting nothing
+change nothing?"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hooks.records import Capture
+from perturbation.output import attention_output
+from perturbation.weights import attention_weights
+
+
+class SelfCheckFailed(RuntimeError):
+    """Capture or eviction does not reproduce this model; no number of the run could be trusted."""
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """Relative errors ‖ours − model's‖₂ / ‖model's‖₂, the largest over the layers, and what rounding allows.
+
+    `attention`: Σ_i A_i v_i from captured Q, K, V against the attention output. `projection`: Σ_h (Σ_i A_i v_i) W_h + bias
+    against what W_O returned. `evict_nothing`: logits on an evicted cache that keeps everything against the full cache.
+    """
+
+    attention: float
+    projection: float
+    evict_nothing: float
+    tolerance: float
+
+    def require(self) -> None:
+        """Raises:
+        SelfCheckFailed: an error exceeds the tolerance; the message names it.
+        """
+        for name in ("attention", "projection", "evict_nothing"):
+            error = getattr(self, name)
+            if not error <= self.tolerance:
+                raise SelfCheckFailed(
+                    f"self-check '{name}' failed: relative error {error:.2e}, allowed {self.tolerance:.2e}. The numbers of "
+                    "this run would be wrong; please report the model and the versions"
+                )
+
+
+def check(captured: Capture, full_logits: Tensor, kept_all_logits: Tensor) -> SelfCheck:
+    """Compare what was captured in a pass with what the model computed in it, layer by layer.
+
+    16 ε of the model's dtype is allowed: a few roundings of each entry, which do not add up in a norm over all of them.
+    """
+    attention = projection = 0.0
+    for record in captured:
+        weights, _ = attention_weights(**record.inputs)
+        heads = attention_output(weights, record.values)
+        attention = max(attention, _relative(heads.transpose(1, 2), record.attention_output))
+        written = (heads @ record.projection_blocks.to(heads.dtype)).sum(1)
+        if record.output_projection.bias is not None:
+            written = written + record.output_projection.bias
+        projection = max(projection, _relative(written, record.projected_output))
+    tolerance = 16 * torch.finfo(full_logits.dtype).eps
+    return SelfCheck(attention, projection, _relative(kept_all_logits, full_logits), tolerance)
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())

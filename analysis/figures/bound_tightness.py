@@ -1,0 +1,29 @@
+"""How far below the paper's bound θ the truth lies."""
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from analysis.figures.style import NAMES, PALETTE, axes, percent
+
+
+def bound_tightness(
+    heads: pd.DataFrame, *, budget: float, queries: str = "first", norm: str = "L1", ax: Axes | None = None
+) -> Axes:
+    """Mean L against mean θ, a point per context, layer and head; no point may lie above the diagonal L = θ."""
+    ax = axes(ax)
+    chosen = heads[
+        (heads["budget"] == budget) & (heads["queries"] == queries) & (heads["norm"] == norm) & (heads["perturbation"] > 0)
+    ]
+    points = chosen.assign(selection=chosen["policy"].map(NAMES)).sample(frac=1, random_state=0)
+    sns.scatterplot(points, x="theta", y="perturbation", hue="selection", palette=PALETTE, s=9, alpha=0.5, linewidth=0, ax=ax)
+    title = f"{percent(budget)} cache"
+    if len(points):
+        low, high = points["perturbation"].min(), points["theta"].max()
+        ax.plot([low, high], [low, high], color="0.3", linewidth=1, linestyle="--")
+        ax.annotate("L = θ", (np.sqrt(low * high),) * 2, xytext=(-6, 6), textcoords="offset points", ha="right", color="0.3")
+        ax.set(xscale="log", yscale="log")
+        title += f": median θ / L = {(points['theta'] / points['perturbation']).median():.1f}"
+    ax.set(xlabel=f"bound θ ({norm})", ylabel=f"exact {norm} perturbation L", title=title)
+    return ax

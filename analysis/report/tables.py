@@ -1,0 +1,46 @@
+"""The summaries in words and units that a person reads, for the terminal and the report alike."""
+
+import pandas as pd
+
+from analysis.schema import POLICIES, QUERY_SETS
+
+
+def perturbation_table(summary: pd.DataFrame) -> pd.DataFrame:
+    """`summary.perturbation_summary` as text, in the order of the query sets."""
+    order = summary.assign(place=summary["queries"].map(list(QUERY_SETS).index)).sort_values(["place", "budget"])
+    return pd.DataFrame(
+        {
+            "queries": order["queries"],
+            "cache": order["budget"].map(share),
+            "heads improved": order["improved"].map(share),
+            "mean change": order["mean_change"].map(signed),
+            "median change": order["median_change"].map(signed),
+            "change of the sum": order["total_change"].map(signed),
+            "σ > ½": order["sigma_share"].map(share),
+            "σ > ½ after stage 1": order["stage1_share"].map(share),
+            "median θ / L": order["tightness"].map("{:.1f}".format),
+        }
+    ).reset_index(drop=True)
+
+
+def behaviour_table(summary: pd.DataFrame) -> pd.DataFrame:
+    """`summary.behaviour_summary` as text."""
+    return pd.DataFrame(
+        {
+            "selection": summary["policy"].map(POLICIES),
+            "cache": summary["budget"].map(share),
+            "KL (nats)": summary["kl"].map("{:.4f}".format),
+            "top-1 agreement": summary["agreement"].map(share),
+            "bytes": summary["bytes_share"].map(share),
+        }
+    )
+
+
+def share(value: float) -> str:
+    """0.4187 as "41.9 %"."""
+    return "–" if pd.isna(value) else f"{100 * value:.1f} %"
+
+
+def signed(value: float) -> str:
+    """0.4187 as "+41.9 %"."""
+    return "–" if pd.isna(value) else f"{100 * value:+.1f} %"

@@ -1,0 +1,165 @@
+"""The tables of a run, declared once: columns, types, meanings. Everything that people read is made from these rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Kind = Literal["string", "int", "float"]
+_ARROW = {"string": pa.string(), "int": pa.int64(), "float": pa.float64()}
+
+POLICIES = {"snapkv": "attention-only", "snapkv+two-stage": "two-stage"}
+"""The policies that a validation compares, and what figures call them."""
+
+QUERY_SETS = {
+    "window": "the prompt's last queries, which chose the entries",
+    "first": "the first decoded token (the paper's protocol)",
+    "later": "the tokens decoded after it",
+}
+"""Whose attention is judged; always apart, since only the first set was looked at when the entries were chosen."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `key` columns tell rows apart, `nullable` ones may be empty for the reason that `meaning` gives."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    key: bool = False
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's columns, in order, and the file it lives in."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.parquet"
+
+    @property
+    def keys(self) -> list[str]:
+        return [column.name for column in self.columns if column.key]
+
+    @property
+    def arrow(self) -> pa.Schema:
+        fields = [
+            pa.field(column.name, _ARROW[column.kind], column.nullable, {"meaning": column.meaning})
+            for column in self.columns
+        ]
+        return pa.schema(fields)
+
+    def checked(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """`frame` with exactly the declared columns in the declared order.
+
+        Raises:
+            ValueError: a column is missing or unknown, a value is missing where none may be, or two rows share their key.
+        """
+        names = [column.name for column in self.columns]
+        if set(frame.columns) != set(names):
+            raise ValueError(
+                f"{self.name}: missing columns {sorted(set(names) - set(frame.columns))}, unknown columns "
+                f"{sorted(set(frame.columns) - set(names))}"
+            )
+        required = [column.name for column in self.columns if not column.nullable]
+        if (empty := frame[required].isna().any()).any():
+            raise ValueError(f"{self.name}: empty values in {list(empty[empty].index)}")
+        if (twice := frame.duplicated(self.keys)).any():
+            raise ValueError(f"{self.name}: {int(twice.sum())} rows repeat the key of another; keys are {self.keys}")
+        return frame[names].reset_index(drop=True)
+
+    def write(self, frame: pd.DataFrame, path: Path, about: Mapping[str, str]) -> None:
+        """Write the rows as Parquet, with `about` (the model's name and the like) in the file's metadata."""
+        table = pa.Table.from_pandas(self.checked(frame), self.arrow, preserve_index=False)
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
+        pq.write_table(table, path)
+
+    def read(self, path: Path) -> pd.DataFrame:
+        """The rows of a file that `write` made."""
+        return self.checked(pq.read_table(path).to_pandas())
+
+
+_CELL = (
+    Column("context", "string", "name of the text", key=True),
+    Column("layer", "int", "decoder layer, from 0", key=True),
+)
+_CHOICE = (
+    Column("policy", "string", "what chose the entries: " + ", ".join(POLICIES), key=True),
+    Column("budget", "float", "share of the prompt's entries that each KV head keeps, the window counted", key=True),
+)
+_JUDGED = (
+    Column("queries", "string", "whose attention is judged: " + ", ".join(QUERY_SETS), key=True),
+    Column("norm", "string", "L1 or L2, on both sides of the bound", key=True),
+)
+
+HEADS = Table(
+    "heads",
+    (
+        *_CELL,
+        Column("head", "int", "query head, from 0", key=True),
+        Column("kv_head", "int", "the KV head that it reads"),
+        *_CHOICE,
+        *_JUDGED,
+        Column("perturbation", "float", "L = ‖(o − ô) W_h‖, exact; mean over the query set"),
+        Column("theta", "float", "the paper's bound θ on L; mean over the query set"),
+        Column("retained_mass", "float", "σ, the attention on entries that were kept; mean over the query set"),
+        Column("retained_share", "float", "share of the query set's queries with σ > ½"),
+        Column(
+            "stage1_mass",
+            "float",
+            "σ₁, the attention on stage 1's entries and those always kept (the window, tokens after the prompt); mean; "
+            "empty where the policy has no stages",
+            nullable=True,
+        ),
+        Column("stage1_share", "float", "share of queries with σ₁ > ½; empty where there are no stages", nullable=True),
+        Column("violations", "int", "queries of the set with L > θ beyond rounding; 0 or something is wrong"),
+    ),
+)
+
+LAYERS = Table(
+    "layers",
+    (
+        *_CELL,
+        *_CHOICE,
+        *_JUDGED,
+        Column("perturbation", "float", "‖Σ_h (o_h − ô_h) W_h‖, heads summed before the norm; mean over the query set"),
+        Column(
+            "coupling",
+            "float",
+            "‖Σ_h Δ_h‖ / Σ_h ‖Δ_h‖: 1 where the heads' errors add up, 0 where they cancel; mean over the query set; empty "
+            "where nothing changed",
+            nullable=True,
+        ),
+        Column(
+            "drift",
+            "float",
+            "‖hidden − hidden of the full cache‖ / ‖hidden of the full cache‖ after the layer, by a real forward pass with "
+            "every layer evicted; mean over the query set; empty for the window, which ran before anything was evicted",
+            nullable=True,
+        ),
+    ),
+)
+
+RUNS = Table(
+    "runs",
+    (
+        Column("context", "string", "name of the text", key=True),
+        Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),
+        Column("budget", "float", "share of the prompt's entries that each KV head keeps, the window counted", key=True),
+        Column("tokens", "int", "tokens of the prompt"),
+        Column("kl", "float", "KL(full ‖ evicted) of the next tokens' distributions, in nats; mean over the tokens"),
+        Column("agreement", "float", "share of the next tokens whose likeliest token is the full cache's"),
+        Column("entries_kept", "int", "entries that each KV head of each layer keeps of the prompt"),
+        Column("bytes", "int", "bytes of the cache after the prompt"),
+    ),
+)
+
+TABLES = (HEADS, LAYERS, RUNS)

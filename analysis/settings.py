@@ -1,0 +1,68 @@
+"""What a validation is asked to do: one frozen value, checked before any work begins."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.errors import InputError
+
+REFERENCE = "SmolLM2-135M-Instruct"
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+POOLINGS = ("max", "mean", "none")
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """Settings of `criticalkv validate`; the same settings on the same machine give the same rows.
+
+    Raises:
+        InputError: a setting is outside its range.
+    """
+
+    model: str = REFERENCE
+    context_files: tuple[Path, ...] = ()
+    passages: int = 4
+    context_length: int = 1024
+    window: int = 32
+    kernel: int = 7
+    pooling: str = "max"
+    budgets: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    alpha: float = 0.5
+    epsilon: float = 1e-4
+    later: int = 32
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("passages", "context_length", "window", "kernel", "later"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.kernel % 2 == 0:
+            raise InputError(f"--kernel must be odd, so that it has a middle; not {self.kernel}")
+        if self.pooling not in POOLINGS:
+            raise InputError(f"--pooling is one of {', '.join(POOLINGS)}, not {self.pooling!r}")
+        if self.dtype not in DTYPES:
+            raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if not self.budgets:
+            raise InputError("--budgets needs at least one share of the cache, such as 0.2")
+        for budget in self.budgets:
+            if not 0 < budget <= 1:
+                raise InputError(f"a budget is a share of the cache in (0, 1], not {budget:g}")
+        if len(set(self.budgets)) < len(self.budgets):
+            raise InputError(f"--budgets names a budget twice: {', '.join(f'{budget:g}' for budget in self.budgets)}")
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"--alpha lies in [0, 1], not at {self.alpha:g}")
+        if not 0 <= self.epsilon < float("inf"):
+            raise InputError(f"--epsilon must be a finite number of at least 0, not {self.epsilon:g}")
+
+    def as_dict(self) -> dict[str, object]:
+        """The settings as JSON can hold them."""
+        values = dataclasses.asdict(self)
+        return {**values, "context_files": [str(path) for path in self.context_files], "budgets": list(self.budgets)}
+
+    def fingerprint(self, contexts: list[tuple[str, str]]) -> str:
+        """A digest of the settings and the texts (name, content): what a continued run must agree on."""
+        return hashlib.sha256(json.dumps([self.as_dict(), contexts], sort_keys=True).encode()).hexdigest()
