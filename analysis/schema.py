@@ -43,17 +43,19 @@ class Table:
 
     @property
     def file(self) -> str:
+        """The file's name in a run's folder."""
         return f"{self.name}.parquet"
 
     @property
     def keys(self) -> list[str]:
+        """The columns that tell rows apart."""
         return [column.name for column in self.columns if column.key]
 
     @property
     def arrow(self) -> pa.Schema:
+        """The columns as Arrow knows them, their meanings in the fields' metadata."""
         fields = [
-            pa.field(column.name, _ARROW[column.kind], column.nullable, {"meaning": column.meaning})
-            for column in self.columns
+            pa.field(column.name, _ARROW[column.kind], column.nullable, {"meaning": column.meaning}) for column in self.columns
         ]
         return pa.schema(fields)
 

@@ -23,8 +23,9 @@ def perturbation_summary(heads: pd.DataFrame, *, norm: str = "L1") -> pd.DataFra
     """A row per query set and budget.
 
     `improved`: share of heads whose mean L is lower under two-stage. `mean_change`, `median_change`: of the relative change
-    per head. `total_change`: relative change of ΣL over the heads. `sigma_share`: share of queries with σ > ½ under two-stage, all kept
-    entries counted; `stage1_share`: the same after stage 1 alone. `tightness`: median over heads of mean θ / mean L under two-stage.
+    per head. `total_change`: relative change of ΣL over the heads. `sigma_share`: share of queries with σ > ½ under
+    two-stage, all kept entries counted; `stage1_share`: the same after stage 1 alone. `tightness`: median over heads of
+    mean θ / mean L under two-stage.
     """
     change = relative_change(heads, norm=norm).groupby(["queries", "budget"], sort=True)
     chosen = heads[heads["norm"] == norm]

@@ -74,9 +74,7 @@ def _decoder_layers(model: nn.Module) -> list[nn.Module]:
     found = []
     for stack in model.modules():
         if isinstance(stack, nn.ModuleList):
-            found += [
-                layer for layer in stack if any("attention" in type(part).__name__.lower() for part in layer.modules())
-            ]
+            found += [layer for layer in stack if any("attention" in type(part).__name__.lower() for part in layer.modules())]
     if not found:
         raise UnsupportedAttention(
             f"{type(model).__name__} has no list of layers with attention in it; capture takes decoder models such as "
@@ -97,9 +95,7 @@ class _Draft:
 class _Recorder:
     """The state of one `capture` block."""
 
-    def __init__(
-        self, model: nn.Module, window: int | None, layers: Collection[int] | None, visitor: Visitor | None
-    ) -> None:
+    def __init__(self, model: nn.Module, window: int | None, layers: Collection[int] | None, visitor: Visitor | None) -> None:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.window = window
         self.layers = layers

@@ -59,8 +59,7 @@ class _Override:
     def install(self) -> None:
         self.hidden = self.registry._local_mapping.get(self.implementation)
         shared = self.registry._global_mapping.get(self.implementation)
-        original = self.hidden or shared
-        self.registry[self.implementation] = _entry(self.implementation, original)
+        self.registry[self.implementation] = _entry(self.implementation, self.hidden or shared)  # type: ignore[arg-type]
 
     def remove(self) -> None:
         if self.hidden is None:

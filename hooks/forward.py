@@ -25,9 +25,7 @@ def forward(
     return cast(Tensor, output.logits)
 
 
-def greedy(
-    model: nn.Module, first: Int[Tensor, "batch 1"], cache: Cache, count: int
-) -> Int[Tensor, "batch count"]:
+def greedy(model: nn.Module, first: Int[Tensor, "batch 1"], cache: Cache, count: int) -> Int[Tensor, "batch count"]:
     """`first` and the count − 1 likeliest tokens that follow it, each decoded on top of `cache`.
 
     The last one is returned but not written to the cache.

@@ -21,6 +21,7 @@ class OutputProjection:
 
     @property
     def bias(self) -> Float[Tensor, " model_dim"] | None:
+        """What W_O adds to the sum over heads, where it has one."""
         return None if self.module.bias is None else self.module.bias.detach()
 
     def blocks(self, n_heads: int) -> Float[Tensor, "heads value_dim model_dim"]:
@@ -31,7 +32,7 @@ class OutputProjection:
         """
         weight = self.module.weight.detach()
         rows = weight if isinstance(self.module, Conv1D) else weight.t()  # Conv1D stores [in, out]
-        width, model_dim = rows.shape
+        width = rows.shape[0]
         if width % n_heads:
             raise ValueError(f"W_O ({self.name}) takes {width} inputs, which {n_heads} heads do not divide evenly")
         return rows.unflatten(0, (n_heads, width // n_heads))

@@ -39,10 +39,12 @@ class LayerRecord:
 
     @property
     def n_heads(self) -> int:
+        """H, query heads."""
         return self.queries.shape[1]
 
     @property
     def n_kv_heads(self) -> int:
+        """K, heads of keys and values."""
         return self.keys.shape[1]
 
     @property
@@ -52,10 +54,12 @@ class LayerRecord:
 
     @property
     def n_keys(self) -> int:
+        """n, entries that attention could read."""
         return self.keys.shape[2]
 
     @property
     def n_queries(self) -> int:
+        """T, queries recorded."""
         return self.queries.shape[2]
 
     @property

@@ -65,7 +65,7 @@ def load(
     source = str(reference_folder()) if reference else name
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(

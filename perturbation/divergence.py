@@ -14,8 +14,6 @@ def kl_divergence(
     return terms.sum(-1)
 
 
-def agreement(
-    full: Float[Tensor, "*batch vocabulary"], evicted: Float[Tensor, "*batch vocabulary"]
-) -> Bool[Tensor, " *batch"]:
+def agreement(full: Float[Tensor, "*batch vocabulary"], evicted: Float[Tensor, "*batch vocabulary"]) -> Bool[Tensor, " *batch"]:
     """Whether the likeliest next token is the same."""
     return full.argmax(-1) == evicted.argmax(-1)

@@ -110,9 +110,7 @@ def projected_difference(
     return projected.unflatten(-3, (units, -1)).sum(-3)
 
 
-def coupling(
-    projected: Float[Tensor, "*batch heads queries model_dim"], *, norm: float = 1
-) -> Float[Tensor, "*batch queries"]:
+def coupling(projected: Float[Tensor, "*batch heads queries model_dim"], *, norm: float = 1) -> Float[Tensor, "*batch queries"]:
     """‖Σ_h Δ_h‖ / Σ_h ‖Δ_h‖ in [0, 1]: 1 where the heads' errors add up, 0 where they cancel; NaN where there is no error."""
     return projected.sum(-3).norm(p=norm, dim=-1) / projected.norm(p=norm, dim=-1).sum(-2)
 

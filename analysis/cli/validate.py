@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from analysis.experiments.run import Validation
 
 DEFAULTS = ValidationSettings()
+BUDGETS = ",".join(map("{:g}".format, DEFAULTS.budgets))
 
 
 def validate(
@@ -32,9 +34,7 @@ def validate(
     window: Annotated[int, typer.Option(help="Last queries that choose, and entries always kept.")] = DEFAULTS.window,
     kernel: Annotated[int, typer.Option(help="Width of the pooling of scores along the keys.")] = DEFAULTS.kernel,
     pooling: Annotated[str, typer.Option(help=f"One of {', '.join(POOLINGS)}.")] = DEFAULTS.pooling,
-    budgets: Annotated[str, typer.Option(help="Shares of the cache to keep, separated by commas.")] = ",".join(
-        f"{budget:g}" for budget in DEFAULTS.budgets
-    ),
+    budgets: Annotated[str, typer.Option(help="Shares of the cache to keep, separated by commas.")] = BUDGETS,
     alpha: Annotated[float, typer.Option(help="Share of the free budget that stage 1 spends.")] = DEFAULTS.alpha,
     epsilon: Annotated[float, typer.Option(help="Added to attention in stage 2.")] = DEFAULTS.epsilon,
     later: Annotated[int, typer.Option(help="Tokens decoded after the first, to judge on.")] = DEFAULTS.later,
@@ -100,25 +100,28 @@ def _budgets(text: str) -> tuple[float, ...]:
 
 
 def _print(finished: "Validation") -> None:
-    from analysis.report.tables import behaviour_table, perturbation_table
+    from analysis.report.tables import LEGEND, behaviour_table, perturbation_table
     from analysis.summary import behaviour_summary, perturbation_summary, violations
 
     console = Console()
     name, note = finished.about["model"]["name"], finished.about["model"]["note"]
     console.print(f"[bold]{name}[/]" + (f" ({note})" if note else ""))
-    console.print(_rich("L1 perturbation, two-stage against attention-only", perturbation_table(perturbation_summary(finished.heads))))
-    console.print(_rich(f"The next {finished.about['settings']['later']} tokens", behaviour_table(behaviour_summary(finished.runs))))
-    broken = violations(finished.heads)
     console.print(
-        "L ≤ θ held for every query of every head." if broken == 0 else f"[bold red]L > θ for {broken} queries.[/]"
+        _rich("L1 perturbation, two-stage against attention-only", perturbation_table(perturbation_summary(finished.heads)))
     )
+    console.print(LEGEND + "\n", style="dim")
+    console.print(
+        _rich(f"The next {finished.about['settings']['later']} tokens", behaviour_table(behaviour_summary(finished.runs)))
+    )
+    broken = violations(finished.heads)
+    console.print("L ≤ θ held for every query of every head." if broken == 0 else f"[bold red]L > θ for {broken} queries.[/]")
     console.print(f"Report: {finished.report}", soft_wrap=True)
 
 
 def _rich(title: str, frame: "pd.DataFrame") -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, column in enumerate(frame.columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row in frame.itertuples(index=False, name=None):
         table.add_row(*map(str, row))
     return table

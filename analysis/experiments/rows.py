@@ -59,9 +59,7 @@ def layer_rows(
     heads, layers = [], []
     for norm, p in NORMS.items():
         value_norms = norms[norm] if norms else projected_norms(record.values, blocks, norm=p)
-        held = audit(
-            weights[None], record.values[None], blocks, keep, sink_mass[None], norm=p, value_norms=value_norms[None]
-        )
+        held = audit(weights[None], record.values[None], blocks, keep, sink_mass[None], norm=p, value_norms=value_norms[None])
         together = projected.sum(-3).norm(p=p, dim=-1)
         ratio = coupling(projected, norm=p)
         for queries in sets:

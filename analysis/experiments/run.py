@@ -40,6 +40,7 @@ class Validation:
 
     @property
     def report(self) -> Path:
+        """The HTML file that a person opens."""
         return self.folder / "report.html"
 
 

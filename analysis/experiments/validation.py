@@ -80,7 +80,7 @@ def validate_context(
     crop(cache, length)
 
     progress("self-check")
-    everything = [torch.ones_like(layer.keys[..., 0], dtype=torch.bool) for layer in cache.layers]
+    everything = [torch.ones_like(record.keys[..., :length, 0], dtype=torch.bool) for record in prefilled]
     kept_all = forward(model, tokens, EvictedCache.compacted(cache, everything))
     selfcheck = check(decoded, full_logits, kept_all)
     selfcheck.require()
@@ -104,9 +104,7 @@ def validate_context(
         runs.append(_run(context, *choice, length, held, kept, kl, agreed))
     keys = ["layer", "policy", "budget", "queries", "norm"]
     layers = layers.merge(pd.concat(drifts, ignore_index=True), on=keys, how="left", validate="one_to_one")
-    return ContextResult(
-        heads.assign(context=context.name), layers.assign(context=context.name), pd.DataFrame(runs), selfcheck
-    )
+    return ContextResult(heads.assign(context=context.name), layers.assign(context=context.name), pd.DataFrame(runs), selfcheck)
 
 
 def _layers(

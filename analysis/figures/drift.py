@@ -7,9 +7,7 @@ from matplotlib.axes import Axes
 from analysis.figures.style import NAMES, PALETTE, axes, percent
 
 
-def drift(
-    layers: pd.DataFrame, *, budget: float, queries: str = "later", norm: str = "L1", ax: Axes | None = None
-) -> Axes:
+def drift(layers: pd.DataFrame, *, budget: float, queries: str = "later", norm: str = "L1", ax: Axes | None = None) -> Axes:
     """‖h − ĥ‖ / ‖h‖ after each layer, every layer evicted; the line is the mean over contexts, the band its range."""
     ax = axes(ax)
     chosen = layers[(layers["budget"] == budget) & (layers["queries"] == queries) & (layers["norm"] == norm)]
@@ -22,5 +20,6 @@ def drift(
         errorbar=("pi", 100),
         ax=ax,
     )
-    ax.set(xlabel="layer", ylabel=f"relative {norm} drift of the hidden state", title=f"{percent(budget)} cache", ylim=(0, None))
+    ax.set(xlabel="layer", ylabel=f"relative {norm} drift of the hidden state", title=f"{percent(budget)} cache")
+    ax.set_ylim(bottom=0, auto=True)  # panels that share the axis may still raise its top
     return ax

@@ -67,7 +67,8 @@ def gallery(heads: pd.DataFrame, layers: pd.DataFrame, label: str) -> list[Pictu
             Picture(
                 "layer_perturbation",
                 "Perturbation by layer",
-                "The change of each layer's attention output, heads summed before the norm; a lower line perturbs less.",
+                "The change of each layer's attention output, heads summed before the norm; a lower line perturbs less (bands: "
+                "range over the contexts).",
                 panels(
                     "L1 perturbation of each layer's attention output",
                     everything,
@@ -98,8 +99,8 @@ def gallery(heads: pd.DataFrame, layers: pd.DataFrame, label: str) -> list[Pictu
             Picture(
                 "retained_mass",
                 "Where σ > ½ holds",
-                "The attention mass on kept entries (box: middle half of the heads, whiskers: 1 to 99 %); the paper's choice of "
-                "stage 2 is justified above the dashed line.",
+                "The attention mass on kept entries (box: middle half of the heads, whiskers: 1 to 99 %); the paper's choice "
+                "of stage 2 is justified above the dashed line.",
                 panels(
                     "Retained attention mass σ",
                     everything,
@@ -109,8 +110,8 @@ def gallery(heads: pd.DataFrame, layers: pd.DataFrame, label: str) -> list[Pictu
             Picture(
                 "drift",
                 "Hidden-state drift",
-                "How far the hidden state after each layer lies from the full cache's, in a real forward pass with every layer "
-                "evicted.",
+                "How far the hidden state after each layer lies from the full cache's, in a real forward pass with every "
+                "layer evicted (bands: range over the contexts).",
                 panels(
                     "Drift of the hidden state through the layers",
                     decoded,
@@ -121,7 +122,7 @@ def gallery(heads: pd.DataFrame, layers: pd.DataFrame, label: str) -> list[Pictu
 
 
 def _panels(title: str, label: str, sets: Sequence[str], draw: Draw, height: float) -> Figure:
-    """One panel per query set, side by side on one scale, with one legend."""
+    """One panel per query set, side by side on one scale, with one legend beside them."""
     figure = Figure(figsize=(4.2 * len(sets), height), layout="constrained")
     row = figure.subplots(1, len(sets), sharey=True, squeeze=False)[0]
     for ax, queries in zip(row, sets, strict=True):
@@ -131,8 +132,12 @@ def _panels(title: str, label: str, sets: Sequence[str], draw: Draw, height: flo
         ax.set_title(f"{QUERY_TITLES[queries]}\n{detail}" if detail else QUERY_TITLES[queries])
         if ax is not row[0]:
             ax.set_ylabel("")
-        if not last and (legend := ax.get_legend()):
+        if legend := ax.get_legend():
+            handles, names = ax.get_legend_handles_labels()
+            heading = legend.get_title().get_text()
             legend.remove()
+            if last:
+                figure.legend(handles, names, title=heading, loc="outside right center")
     figure.suptitle(title)
     figure.supxlabel(label, fontsize="small", color="0.4")
     return figure

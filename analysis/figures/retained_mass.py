@@ -8,7 +8,11 @@ from analysis.figures.style import PALETTE, axes, percent
 
 STAGES = {"stage1_mass": "two-stage, after stage 1", "retained_mass": "two-stage, all kept"}
 ATTENTION_ONLY = "attention-only, all kept"
-_COLOURS = {STAGES["stage1_mass"]: "#f3d8a5", STAGES["retained_mass"]: PALETTE["two-stage"], ATTENTION_ONLY: PALETTE["attention-only"]}
+_COLOURS = {
+    STAGES["stage1_mass"]: "#f3d8a5",
+    STAGES["retained_mass"]: PALETTE["two-stage"],
+    ATTENTION_ONLY: PALETTE["attention-only"],
+}
 
 
 def retained_mass(heads: pd.DataFrame, *, queries: str = "first", ax: Axes | None = None) -> Axes:

@@ -37,5 +37,5 @@ def axes(ax: Axes | None) -> Axes:
 
 
 def percent(value: float) -> str:
-    """0.05 as "5 %"."""
-    return f"{100 * value:g} %"
+    """0.05 as "5 %", to three digits."""
+    return f"{100 * value:.3g} %"

@@ -9,14 +9,12 @@ import jinja2
 import pandas as pd
 
 from analysis.figures.gallery import Picture
-from analysis.report.tables import behaviour_table, perturbation_table
+from analysis.report.tables import LEGEND, behaviour_table, perturbation_table
 from analysis.schema import QUERY_SETS
 from analysis.summary import behaviour_summary, perturbation_summary, violations
 
 
-def render(
-    heads: pd.DataFrame, runs: pd.DataFrame, pictures: list[Picture], about: Mapping[str, Any], folder: Path
-) -> str:
+def render(heads: pd.DataFrame, runs: pd.DataFrame, pictures: list[Picture], about: Mapping[str, Any], folder: Path) -> str:
     """The report of a validation as HTML; `about` is the run's `run.json`, `folder` holds the pictures' PNG files.
 
     Everything that comes from data or file names is escaped.
@@ -35,6 +33,7 @@ def render(
     return environment.get_template("template.html.j2").render(
         **about,
         query_sets=QUERY_SETS,
+        legend=LEGEND,
         violations=violations(heads),
         perturbation=perturbation_table(perturbation_summary(heads)),
         behaviour=behaviour_table(behaviour_summary(runs)),

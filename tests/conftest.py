@@ -1,0 +1,28 @@
+"""Shapes and dtypes in signatures are checked while the tests run; users pay nothing for them."""
+
+import os
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["hooks", "perturbation", "bounds", "eviction", "analysis"], "checks.checked")
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("nightly", max_examples=5000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """The real reference model, loaded once."""
+    from hooks.reference import load
+
+    return load()
+
+
+@pytest.fixture(autouse=True)
+def _same_everywhere():
+    torch.manual_seed(0)

@@ -1,0 +1,175 @@
+"""The exact truth equals brute force, and the identities of the theory hold in it."""
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import Problem, problems, tolerance
+
+from perturbation import (
+    attention_output,
+    coupling,
+    evicted_output,
+    evicted_weights,
+    output_difference,
+    perturbation,
+    projected_difference,
+)
+
+NORMS = st.sampled_from([1, 2])
+DTYPES = st.sampled_from([torch.float64, torch.float32])
+
+
+def arguments(problem: Problem):
+    return problem.weights, problem.values, problem.projection, problem.keep, problem.sink_mass
+
+
+@given(problems(), NORMS, DTYPES)
+def test_perturbation_equals_brute_force(problem, norm, dtype):
+    full, evicted = oracles.outputs(problem)
+    expected = np.linalg.norm(full - evicted, ord=norm, axis=-1)
+    got = perturbation(*arguments(problem.to(dtype)), norm=norm)
+    assert got.dtype == dtype
+    assert (np.abs(got.double().numpy() - expected) <= tolerance(dtype, problem).numpy()).all()
+
+
+@given(problems(), NORMS, st.sampled_from(["group", "layer"]))
+def test_group_and_layer_sum_over_heads_before_the_norm(problem, norm, level):
+    full, evicted = oracles.outputs(problem)
+    units = problem.values.shape[1] if level == "group" else 1
+    batch, heads, queries, model_dim = full.shape
+    summed = (full - evicted).reshape(batch, units, heads // units, queries, model_dim).sum(2)
+    got = perturbation(*arguments(problem), norm=norm, level=level)
+    np.testing.assert_allclose(got, np.linalg.norm(summed, ord=norm, axis=-1), atol=1e-10)
+
+
+@given(problems())
+def test_outputs_before_and_after_equal_brute_force(problem):
+    full, evicted = oracles.outputs(problem)
+    before = attention_output(problem.weights, problem.values) @ problem.projection
+    after = evicted_output(problem.weights, problem.values, problem.keep, problem.sink_mass) @ problem.projection
+    np.testing.assert_allclose(before, full, atol=1e-10)
+    np.testing.assert_allclose(after, evicted, atol=1e-10)
+
+
+@given(problems())
+def test_removal_renormalises_over_survivors_and_sink(problem):
+    left = evicted_weights(problem.weights, problem.keep, problem.sink_mass)
+    assert (left[~problem.kept.expand_as(left)] == 0).all()
+    torch.testing.assert_close(left.sum(-1), 1 - problem.sink_mass / problem.sigma)
+
+
+@given(problems())
+def test_difference_is_the_evicted_mass_times_distance_from_o_and_from_o_hat(problem):
+    """ô − o = (1/σ) Σ_E A_i (o − ν_i) = Σ_E A_i (ô − ν_i)."""
+    full, evicted = (torch.from_numpy(array) for array in oracles.outputs(problem))
+    written = problem.values.repeat_interleave(problem.group, 1) @ problem.projection
+    gone = problem.weights * ~problem.kept
+    from_full = (gone[..., None] * (full[..., None, :] - written[:, :, None])).sum(-2) / problem.sigma[..., None]
+    from_evicted = (gone[..., None] * (evicted[..., None, :] - written[:, :, None])).sum(-2)
+    got = -output_difference(problem.weights, problem.values, problem.keep, problem.sink_mass) @ problem.projection
+    allowed = tolerance(torch.float64, problem)[..., None]
+    assert ((got - from_full).abs() <= allowed).all()
+    assert ((got - from_evicted).abs() <= allowed).all()
+
+
+@given(problems(), NORMS)
+def test_perturbation_is_lost_mass_times_mismatch(problem, norm):
+    """‖o − ô‖ = (1 − σ) ‖ô − m_E‖, m_E the attention-weighted mean of the evicted values."""
+    _, evicted = (torch.from_numpy(array) for array in oracles.outputs(problem))
+    written = problem.values.repeat_interleave(problem.group, 1) @ problem.projection
+    gone = problem.weights * ~problem.kept
+    lost = gone.sum(-1)
+    mean = torch.where(lost[..., None] > 0, gone @ written / lost.clamp(min=1e-300)[..., None], 0)
+    expected = lost * (evicted - mean).norm(p=norm, dim=-1)
+    got = perturbation(*arguments(problem), norm=norm)
+    assert ((got - expected).abs() <= tolerance(torch.float64, problem)).all()
+
+
+@given(problems(), NORMS)
+def test_keeping_everything_changes_nothing_at_all(problem, norm):
+    everything = torch.ones_like(problem.keep)
+    got = perturbation(problem.weights, problem.values, problem.projection, everything, problem.sink_mass, norm=norm)
+    assert (got == 0).all()
+
+
+@given(problems(), NORMS)
+def test_heads_can_cancel_but_never_add_up_to_more(problem, norm):
+    per_head = perturbation(*arguments(problem), norm=norm)
+    layer = perturbation(*arguments(problem), norm=norm, level="layer")[:, 0]
+    assert (layer <= per_head.sum(1) * (1 + 1e-12) + 1e-300).all()
+    difference = output_difference(problem.weights, problem.values, problem.keep, problem.sink_mass)
+    ratio = coupling(projected_difference(difference, problem.projection, problem.values.shape[1]), norm=norm)
+    moved = per_head.sum(1) > 0
+    assert ratio[~moved].isnan().all()
+    torch.testing.assert_close(ratio[moved] * per_head.sum(1)[moved], layer[moved])
+
+
+@given(problems())
+def test_a_batch_gives_the_numbers_of_its_rows(problem):
+    whole = perturbation(*arguments(problem))
+    for row in range(problem.weights.shape[0]):
+        part = slice(row, row + 1)
+        alone = perturbation(
+            problem.weights[part],
+            problem.values[part],
+            problem.projection,
+            problem.keep[part],
+            problem.sink_mass[part],
+        )
+        torch.testing.assert_close(whole[part], alone, rtol=1e-13, atol=1e-15)
+
+
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_many_masks_in_one_call_are_each_mask_alone(problem, seed):
+    other = torch.rand(problem.keep.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    masks = torch.stack([problem.keep, problem.keep | other])
+    together = perturbation(problem.weights[None], problem.values[None], problem.projection, masks, problem.sink_mass[None])
+    for mask, got in zip(masks, together, strict=True):
+        alone = perturbation(problem.weights, problem.values, problem.projection, mask, problem.sink_mass)
+        torch.testing.assert_close(got, alone, rtol=1e-13, atol=1e-15)
+
+
+def test_a_tiny_removal_keeps_its_digits_in_float32():
+    """Evicting a mass of 1e-7 from large, nearly equal values: o − ô is 1e-9 of o, and still right to float32."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(1, 1, 4, 64, generator=generator).double()
+    weights[..., -1] = 1e-7
+    weights = (weights / weights.sum(-1, keepdim=True)).float()
+    values = 100 + torch.randn(1, 1, 64, 8, generator=generator)
+    projection = torch.randn(1, 8, 16, generator=generator)
+    keep = torch.ones(1, 1, 64, dtype=torch.bool)
+    keep[..., -1] = False
+    exact = weights.double() / weights.double().sum(-1, keepdim=True)
+    problem = Problem(exact, torch.zeros(1, 1, 4).double(), values.double(), projection.double(), keep)
+    full, evicted = oracles.outputs(problem)
+    expected = torch.from_numpy(np.abs(full - evicted).sum(-1))
+    got = perturbation(weights, values, projection, keep)
+    torch.testing.assert_close(got.double(), expected, rtol=2e-2, atol=0)
+    naive = (attention_output(weights, values) - evicted_output(weights, values, keep)) @ projection
+    assert ((naive.abs().sum(-1) - expected).abs() > (got - expected).abs()).all()
+
+
+def test_a_removal_that_leaves_a_query_nothing_is_refused_with_the_count():
+    weights = torch.eye(3)[None, None]
+    keep = torch.tensor([[[True, False, True]]])
+    with pytest.raises(ValueError, match="0 for 1 of 3 queries"):
+        perturbation(weights, torch.ones(1, 1, 3, 2), torch.ones(1, 2, 2), keep)
+
+
+def test_a_mask_of_another_length_is_refused_with_both_shapes():
+    with pytest.raises(ValueError, match=r"keep \[1 KV heads, 2 keys\] does not fit weights \[1 heads, 3 keys\]"):
+        evicted_weights.__wrapped__(torch.ones(1, 1, 1, 3) / 3, torch.ones(1, 1, 2, dtype=torch.bool))
+
+
+def test_a_norm_below_1_is_refused():
+    with pytest.raises(ValueError, match=r"not 0\.5"):
+        perturbation(
+            torch.ones(1, 1, 1, 1),
+            torch.ones(1, 1, 1, 1),
+            torch.ones(1, 1, 1),
+            torch.ones(1, 1, 1, dtype=torch.bool),
+            norm=0.5,
+        )
