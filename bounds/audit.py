@@ -16,7 +16,7 @@ class Audit:
     """What one audit found, each [*batch, heads, queries].
 
     `perturbation` is the exact L, `theta` the bound, `retained_mass` σ, `condition` σ > ½, and `violation` L > θ beyond
-    what rounding explains (see `slack`).
+    what `rounding` explains.
     """
 
     perturbation: Float[Tensor, "*batch heads queries"]
@@ -36,14 +36,27 @@ class Audit:
         return torch.where(self.perturbation > 0, self.theta / self.perturbation, torch.nan)
 
 
-def slack(dtype: torch.dtype, keys: int, value_dim: int, model_dim: int) -> float:
-    """The relative rounding error that both sides together may have: the sum γ of their three sums' lengths, times ε.
+def rounding(
+    weights: Float[Tensor, "*#batch heads queries keys"],
+    values: Float[Tensor, "*#batch kv_heads keys value_dim"],
+    output_projection: Float[Tensor, "heads value_dim model_dim"],
+    keep: Bool[Tensor, "*#batch kv_heads keys"],
+    sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
+    *,
+    norm: float = 1,
+) -> Float[Tensor, "*batch heads queries"]:
+    """How far L − θ may lie above 0 by rounding alone, in the arithmetic of float32 or better.
 
-    A sum of m products computed in any order has relative error at most γ_m ≈ m ε with respect to the sum of the
-    products' sizes (Higham, Accuracy and Stability of Numerical Algorithms, §3.1). L sums over keys, over value_dim and
-    over model_dim, and so does θ.
+    A sum of m products computed in any order is off by at most m ε times the sum of the products' sizes (Higham, Accuracy
+    and Stability of Numerical Algorithms, §3.1). L and θ each sum over keys, value_dim and model_dim, and the sizes are
+    Σ_i |A_i − A'_i| Σ_d |v_id| ‖W_hd‖_p: more than θ where values nearly cancel in the projection.
     """
-    return 2 * (keys + value_dim + model_dim) * torch.finfo(dtype).eps
+    dtype = torch.promote_types(torch.float32, values.dtype)
+    _, value_dim, model_dim = output_projection.shape
+    rows = output_projection.to(dtype).norm(p=norm, dim=-1).unflatten(0, (values.shape[-3], -1))  # ‖W_hd‖ [kv_heads, group, d]
+    sizes = (values.to(dtype).abs() @ rows.mT).mT.flatten(-3, -2)  # [*batch, heads, keys]
+    terms = 2 * (weights.shape[-1] + value_dim + model_dim)
+    return terms * torch.finfo(dtype).eps * theta(weights, sizes, keep, sink_mass)
 
 
 def audit(
@@ -75,6 +88,5 @@ def audit(
     truth = perturbation(weights, values, output_projection, keep, sink_mass, norm=norm)
     bound = theta(weights, value_norms, keep, sink_mass)
     mass = retained_mass(weights, keep, sink_mass)
-    _, value_dim, model_dim = output_projection.shape
-    allowed = 1 + slack(truth.dtype, weights.shape[-1], value_dim, model_dim)
-    return Audit(truth, bound, mass, condition(mass), truth > bound * allowed)
+    allowed = rounding(weights, values, output_projection, keep, sink_mass, norm=norm)
+    return Audit(truth, bound, mass, condition(mass), truth > bound + allowed)

@@ -30,7 +30,7 @@ class Prefilled:
 
 
 @torch.inference_mode()
-def prefill(model: nn.Module, prompt: Int[Tensor, "1 prompt"], policy: Policy, budget: int | float) -> Prefilled:
+def prefill(model: nn.Module, prompt: Int[Tensor, "batch prompt"], policy: Policy, budget: int | float) -> Prefilled:
     """Run the prompt once, let `policy` choose in each layer as it passes, and keep only what it chose.
 
     For a batch of one and models whose layers all attend to everything. The evicted cache equals the full one with the
@@ -58,7 +58,7 @@ def prefill(model: nn.Module, prompt: Int[Tensor, "1 prompt"], policy: Policy, b
 
 @torch.inference_mode()
 def generate(
-    model: PreTrainedModel, prompt: Int[Tensor, "1 prompt"], policy: Policy, budget: int | float, **settings: object
+    model: PreTrainedModel, prompt: Int[Tensor, "batch prompt"], policy: Policy, budget: int | float, **settings: object
 ) -> Int[Tensor, "sequences tokens"]:
     """`model.generate` on a compressed cache: the prompt and what follows it.
 

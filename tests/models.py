@@ -28,6 +28,7 @@ def tiny(family: str, attention: str = "sdpa", dtype: torch.dtype = torch.float3
     """A model of `family` with three layers, four query heads and two KV heads, the same every time."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{**SMALL, **PARTICULAR.get(family, {}), **settings})
+    config._experts_implementation = "eager"  # the others have no float64
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).eval()
     with torch.no_grad():  # larger weights than the initialiser's, so that attention is not uniform
         for name, weight in model.named_parameters():

@@ -19,12 +19,13 @@ app = typer.Typer(
 app.command()(validate)
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         import importlib.metadata
 
         typer.echo(importlib.metadata.version("criticalkv"))
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

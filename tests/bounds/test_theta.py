@@ -87,7 +87,18 @@ def test_theta_keeps_its_digits_at_large_budgets_in_float32():
     torch.testing.assert_close(theta(weights, norms, keep).double(), exact, rtol=1e-5, atol=0)
 
 
+# found by a long run: parallel values, so that L = θ, which W_O all but annihilates, so that rounding is not relative to θ
+PARALLEL = Problem(
+    weights=torch.full((1, 1, 1, 2), 0.21335).double(),
+    sink_mass=torch.full((1, 1, 1), 0.5733).double(),
+    values=torch.tensor([[[[-0.8105, -0.9701], [-0.3985, -0.4769815]]]]).double(),
+    projection=torch.tensor([[[-0.1295, 0.6410], [0.1081, -0.5350]]]).double(),
+    keep=torch.tensor([[[True, False]]]),
+)
+
+
 @given(problems(), NORMS)
+@example(PARALLEL, 1)
 def test_audit_finds_no_violation_and_reports_truth_bound_and_condition(problem, norm):
     full, evicted = oracles.outputs(problem)
     found = audit(problem.weights, problem.values, problem.projection, problem.keep, problem.sink_mass, norm=norm)

@@ -1,0 +1,316 @@
+"""`criticalkv validate`: the rows it writes are true, the same each time, and a mistake writes nothing."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from models import tiny
+from typer.testing import CliRunner
+
+import analysis.experiments.run as run_module
+from analysis.cli import app as cli
+from analysis.errors import InputError
+from analysis.experiments.contexts import Context, texts, tokenised
+from analysis.experiments.run import validate
+from analysis.experiments.selfcheck import SelfCheckFailed
+from analysis.experiments.validation import policies, validate_context
+from analysis.schema import TABLES
+from analysis.settings import ValidationSettings
+from eviction import prefill
+from hooks import LoadedModel, capture
+from hooks.forward import forward, greedy
+from perturbation import attention_weights, perturbation
+
+SETTINGS = ValidationSettings(model="tiny", passages=2, context_length=48, window=4, kernel=3, budgets=(0.2, 0.5), later=5)
+
+
+class Letters:
+    """A tokenizer for the tiny models: a token per character."""
+
+    def __call__(self, text, **_):
+        ids = [3 + ord(letter) % 90 for letter in text]
+        return type("Encoding", (), {"input_ids": torch.tensor([ids], dtype=torch.long)})
+
+
+def loaded(family="llama", **settings):
+    return LoadedModel(tiny(family, **settings), Letters(), "tiny", "random")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return validate(SETTINGS, tmp_path_factory.mktemp("run"), loaded=loaded())
+
+
+def test_a_run_writes_tables_figures_and_report(finished):
+    files = {path.relative_to(finished.folder).as_posix() for path in finished.folder.rglob("*") if path.is_file()}
+    names = ("head_map", "layer_perturbation", "win_rate", "bound_tightness", "retained_mass", "drift")
+    assert files == {
+        "heads.parquet", "layers.parquet", "runs.parquet", "run.json", "report.html",
+        *(f"figures/{name}.{kind}" for name in names for kind in ("png", "svg")),
+    }  # fmt: skip
+    for table in TABLES:
+        pd.testing.assert_frame_equal(table.read(finished.folder / table.file), getattr(finished, table.name))
+
+
+def test_every_key_has_its_row_and_the_bound_holds_in_all(finished):
+    # contexts · layers · heads · policies · budgets · query sets · norms
+    assert len(finished.heads) == 2 * 3 * 4 * 2 * 2 * 3 * 2
+    assert len(finished.layers) == 2 * 3 * 2 * 2 * 3 * 2
+    assert len(finished.runs) == 2 * (1 + 2 * 2)
+    assert (finished.heads["violations"] == 0).all()
+    assert (finished.heads["perturbation"] <= finished.heads["theta"]).all()
+    assert (finished.heads["kv_head"] == finished.heads["head"] // 2).all()
+    staged = finished.heads["policy"] == "snapkv+two-stage"
+    assert (finished.heads["stage1_mass"].notna() == staged).all()
+    assert (finished.heads["stage1_mass"][staged] <= finished.heads["retained_mass"][staged] + 1e-6).all()
+    assert (finished.layers["drift"].isna() == (finished.layers["queries"] == "window")).all()
+
+
+def test_rows_are_the_same_when_the_run_is_repeated(finished, tmp_path):
+    again = validate(SETTINGS, tmp_path / "again", loaded=loaded())
+    for table in TABLES:
+        pd.testing.assert_frame_equal(getattr(again, table.name), getattr(finished, table.name), check_exact=True)
+
+
+def test_another_seed_measures_other_text(finished, tmp_path):
+    other = [text.name for text in texts(ValidationSettings(seed=1))]
+    assert other != [text.name for text in texts(ValidationSettings(seed=0))]
+    assert [text.name for text in texts(ValidationSettings(seed=1))] == other
+
+
+@torch.no_grad()
+def test_a_row_is_what_the_rooms_say_done_by_hand(finished):
+    """One head, one policy, one budget, all three query sets, recomputed step by step from prefill and masked truth."""
+    model = loaded().model
+    tokens = tokenised(texts(SETTINGS)[0], Letters(), SETTINGS, None).tokens
+    policy = policies(SETTINGS)[1]
+    prefilled = prefill(model, tokens, policy, 0.5)
+    from transformers.cache_utils import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    with capture(model, window=4) as window:
+        logits = forward(model, tokens, cache, last_logits=1)
+    decoded = greedy(model, logits.argmax(-1), cache, 6)
+    whole = DynamicCache(config=model.config)
+    forward(model, tokens, whole)
+    with capture(model, window=None) as after:
+        forward(model, decoded, whole)
+    rows = finished.heads.set_index(["context", "layer", "head", "policy", "budget", "queries", "norm"])["perturbation"]
+    name = texts(SETTINGS)[0].name
+    for layer in range(3):
+        keep = prefilled.decisions[layer].keep
+        for record, sets in (
+            (window[layer], {"window": slice(0, 4)}),
+            (after[layer], {"first": slice(0, 1), "later": slice(1, 6)}),
+        ):
+            longer = torch.cat([keep, keep.new_ones(1, 2, record.n_keys - keep.shape[2])], -1)
+            weights, _ = attention_weights(**record.inputs)
+            truth = perturbation(weights, record.values, record.projection_blocks, longer, norm=2)[0, 3]
+            for queries, part in sets.items():
+                row = rows[name, layer, 3, "snapkv+two-stage", 0.5, queries, "L2"]
+                assert row == pytest.approx(float(truth[part].mean()), rel=1e-5)
+
+
+@torch.no_grad()
+def test_kl_and_drift_are_those_of_decoding_on_the_evicted_cache(finished):
+    model = loaded().model
+    tokens = tokenised(texts(SETTINGS)[1], Letters(), SETTINGS, None).tokens
+    prefilled = prefill(model, tokens, policies(SETTINGS)[0], 0.2)
+    decoded = [prefilled.logits.argmax(-1)]
+    for _ in range(5):
+        decoded.append(model(torch.cat([tokens, *decoded], 1)).logits[:, -1:].argmax(-1))
+    full = model(torch.cat([tokens, *decoded], 1), output_hidden_states=True)
+    with capture(model, window=None) as evicted:
+        logits = forward(model, torch.cat(decoded, 1), prefilled.cache)
+    log_full, log_evicted = full.logits[0, -6:-1].double().log_softmax(-1), logits[0, :5].double().log_softmax(-1)
+    kl = float((log_full.exp() * (log_full - log_evicted)).sum(-1).mean())
+    name = texts(SETTINGS)[1].name
+    runs = finished.runs.set_index(["context", "policy", "budget"])
+    assert runs.loc[(name, "snapkv", 0.2), "kl"] == pytest.approx(kl, rel=1e-4)
+    assert runs.loc[(name, "snapkv", 0.2), "entries_kept"] == 10
+    hidden = full.hidden_states[2][0, -6]  # after layer 1, the first decoded token
+    change = (evicted[1].hidden_after[0, 0] - hidden).abs().sum() / hidden.abs().sum()
+    layers = finished.layers.set_index(["context", "layer", "policy", "budget", "queries", "norm"])
+    assert layers.loc[(name, 1, "snapkv", 0.2, "first", "L1"), "drift"] == pytest.approx(float(change), rel=1e-4)
+
+
+def test_a_budget_of_everything_perturbs_nothing(tmp_path):
+    settings = ValidationSettings(model="tiny", passages=1, context_length=40, window=4, budgets=(1.0,), later=3)
+    done = validate(settings, tmp_path / "run", loaded=loaded())
+    assert (done.heads["perturbation"] == 0).all()
+    assert (done.heads["theta"] == 0).all()
+    assert (done.runs["kl"].abs() < 1e-9).all()
+    assert done.layers["coupling"].isna().all()
+    assert done.report.exists()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_other_families_run_too(family, tmp_path):
+    done = validate(SETTINGS, tmp_path / "run", loaded=loaded(family))
+    assert (done.heads["violations"] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_run_too(dtype):
+    context = Context("letters", Letters()("abcdefgh" * 6).input_ids)
+    result = validate_context(loaded(dtype=dtype), context, SETTINGS)
+    assert (result.heads["violations"] == 0).all()
+
+
+def test_a_stopped_run_goes_on_without_computing_a_context_twice(tmp_path, monkeypatch):
+    whole = validate(SETTINGS, tmp_path / "whole", loaded=loaded())
+    computed = []
+
+    def counted(model, context, *rest):
+        computed.append(context.name)
+        if len(computed) == 2:
+            raise KeyboardInterrupt
+        return validate_context(model, context, *rest)
+
+    monkeypatch.setattr(run_module, "validate_context", counted)
+    with pytest.raises(KeyboardInterrupt):
+        validate(SETTINGS, tmp_path / "run", loaded=loaded())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".progress"]
+    resumed = validate(SETTINGS, tmp_path / "run", loaded=loaded())
+    assert computed == [*(text.name for text in texts(SETTINGS)), texts(SETTINGS)[1].name]
+    for table in TABLES:
+        pd.testing.assert_frame_equal(getattr(resumed, table.name), getattr(whole, table.name), check_exact=True)
+    assert not (tmp_path / "run" / ".progress").exists()
+
+
+def test_an_unfinished_run_is_not_mixed_with_other_settings(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    validate(SETTINGS, out, loaded=loaded())
+    with pytest.raises(InputError, match="is not empty"):
+        validate(SETTINGS, out, loaded=loaded())
+    shutil.rmtree(out)
+    (out / ".progress").mkdir(parents=True)
+    (out / ".progress" / "fingerprint").write_text("another")
+    with pytest.raises(InputError, match="unfinished run with other settings"):
+        validate(SETTINGS, out, loaded=loaded())
+
+
+def test_an_empty_folder_may_be_given(tmp_path):
+    (tmp_path / "empty").mkdir()
+    settings = ValidationSettings(model="tiny", passages=1, context_length=40, window=4, budgets=(0.5,), later=2)
+    assert validate(settings, tmp_path / "empty", loaded=loaded()).report.parent == tmp_path / "empty"
+
+
+def test_a_model_that_capture_does_not_reproduce_is_refused_and_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "analysis.experiments.selfcheck.attention_output", lambda weights, values: torch.ones(1, 4, weights.shape[2], 8)
+    )
+    with pytest.raises(SelfCheckFailed, match="'attention' failed"):
+        validate(SETTINGS, tmp_path / "run", loaded=loaded())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_report_escapes_what_comes_from_file_names(tmp_path):
+    evil = tmp_path / "<script>alert(1)<&>.txt"
+    evil.write_text("some words, and more words; " * 10)
+    settings = ValidationSettings(model="tiny", context_files=(evil,), context_length=40, window=4, budgets=(0.5,), later=2)
+    page = validate(settings, tmp_path / "run", loaded=loaded()).report.read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "an unknown model": (["--model", "no/such-model-anywhere"], "cannot load the model"),
+    "a budget of 0": (["--budgets", "0.1,0"], "a share of the cache in (0, 1], not 0"),
+    "a budget above 1": (["--budgets", "1.5"], "a share of the cache in (0, 1], not 1.5"),
+    "a budget that is no number": (["--budgets", "a lot"], "numbers separated by commas"),
+    "a budget that is not finite": (["--budgets", "nan"], "a share of the cache in (0, 1]"),
+    "a budget twice": (["--budgets", "0.2,0.20"], "names a budget twice"),
+    "no budget": (["--budgets", ","], "at least one"),
+    "a context shorter than the window": (["--context", "{short}"], "no more than the window"),
+    "a context too short for the budget": (["--context-length", "100"], "at least 33 entries, that is 33 % of this context"),
+    "a context longer than the model": (["--context-length", "9000"], "exceed the 8192 positions"),
+    "a file that is not text": (["--context", "{binary}"], "is not text in UTF-8"),
+    "a file with NUL bytes": (["--context", "{nul}"], "NUL bytes"),
+    "a file that is missing": (["--context", "{missing}"], "cannot be read: No such file"),
+    "a folder as a file": (["--context", "{folder}"], "is a folder"),
+    "an output below a file": (["--out", "{short}/run"], "cannot be written"),
+    "an output that is a file": (["--out", "{short}"], "is a file"),
+    "an output that is not empty": (["--out", "{folder}"], "is not empty"),
+    "an even kernel": (["--kernel", "4"], "must be odd"),
+    "an alpha above 1": (["--alpha", "2"], "lies in [0, 1]"),
+    "an epsilon below 0": (["--epsilon", "-1"], "at least 0"),
+    "an unknown pooling": (["--pooling", "median"], "one of max, mean, none"),
+    "an unknown dtype": (["--dtype", "int8"], "one of float32"),
+    "an unknown device": (["--device", "cuda:7"], "is not available"),
+    "no passages": (["--passages", "0"], "at least 1"),
+}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_message_and_exit_code_2_and_writes_nothing(mistake, tmp_path, monkeypatch, capsys):
+    arguments, message = MISTAKES[mistake]
+    places = {name: tmp_path / name for name in ("short", "binary", "nul", "missing", "folder")}
+    places["short"].write_text("a few words")
+    places["binary"].write_bytes(b"\xff\xfe\x00binary" * 100)
+    places["nul"].write_bytes(b"text\0text" * 100)
+    places["folder"].mkdir()
+    (places["folder"] / "something").write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    filled = [argument.format(**places) for argument in arguments]
+    monkeypatch.setattr("sys.argv", ["criticalkv", "validate", *filled])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert message in " ".join(printed.err.split())
+    assert "Traceback" not in printed.err
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.name != "runs") == before
+
+
+def test_an_unknown_option_is_exit_code_2():
+    assert CliRunner().invoke(cli.app, ["validate", "--badgets", "0.2"]).exit_code == 2
+
+
+def test_version_and_help_answer():
+    assert CliRunner().invoke(cli.app, ["--version"]).output.strip() == "0.1.0"
+    help_text = CliRunner().invoke(cli.app, ["validate", "--help"]).output
+    assert "--context-length" in help_text
+
+
+@pytest.mark.reference
+def test_the_reference_model_is_validated_from_the_command_line(reference, tmp_path, monkeypatch, capsys):
+    """The README's command on a small setting: exit code 0, figures, and a truth below its bound everywhere."""
+    monkeypatch.setattr(run_module, "load_model", lambda settings: reference)
+    out = tmp_path / "run"
+    arguments = [
+        "validate",
+        "--passages",
+        "1",
+        "--context-length",
+        "256",
+        "--budgets",
+        "0.2,0.4",
+        "--later",
+        "8",
+        "--out",
+        str(out),
+    ]
+    monkeypatch.setattr("sys.argv", ["criticalkv", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert "SmolLM2-135M-Instruct (weights stored as Q4_1, dequantised)" in printed
+    assert "L ≤ θ held for every query of every head." in printed
+    assert "report.html" in printed
+    heads = TABLES[0].read(out / "heads.parquet")
+    assert len(heads) == 30 * 9 * 2 * 2 * 3 * 2
+    assert (heads["violations"] == 0).all()
+    assert np.isfinite(heads["perturbation"]).all()
+    assert (heads["perturbation"] > 0).mean() > 0.99
+    about = json.loads((out / "run.json").read_text())
+    assert about["selfcheck"]["attention"] < about["selfcheck"]["tolerance"]
+    assert about["provenance"]["command"].startswith("criticalkv validate --passages 1")

@@ -1,0 +1,180 @@
+"""Decoding on an evicted cache equals decoding on the full one with the evicted entries masked."""
+
+import pytest
+import torch
+from models import prompt, tiny
+from transformers.cache_utils import DynamicCache
+
+from eviction import BudgetError, EvictedCache, cache_bytes, generate, prefill, snapkv, snapkv_two_stage
+from hooks import hiding
+from hooks.forward import forward
+from perturbation import attention_weights
+
+POLICIES = [snapkv(window=4, kernel=3), snapkv_two_stage(window=4, kernel=3)]
+FAMILIES = [("llama", "sdpa"), ("llama", "eager"), ("qwen3", "sdpa"), ("gpt2", "sdpa"), ("phi", "eager")]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize(("family", "attention"), FAMILIES)
+@pytest.mark.parametrize("budget", [0.3, 17, 1.0])
+def test_evicted_decoding_equals_masked_decoding_at_every_step(policy, family, attention, budget):
+    model, tokens = tiny(family, attention, dtype=torch.float64), prompt(40)
+    prefilled = prefill(model, tokens, policy, budget)
+    full = DynamicCache(config=model.config)
+    torch.testing.assert_close(forward(model, tokens, full, last_logits=1), prefilled.logits)
+    keep = [decision.keep for decision in prefilled.decisions]
+    allowed = 1e-10 if attention == "sdpa" else 1e-5  # eager attention casts its softmax to float32
+    for step in (prompt(1, seed=1), prompt(3, seed=2), prompt(1, seed=3)):  # one token, several, one again
+        evicted_logits = forward(model, step, prefilled.cache)
+        with hiding(model, keep):
+            masked_logits = forward(model, step, full)
+        torch.testing.assert_close(evicted_logits, masked_logits, rtol=allowed, atol=allowed)
+    assert prefilled.cache.get_seq_length() == full.get_seq_length() == 45
+
+
+@torch.no_grad()
+def test_evicting_something_is_not_evicting_nothing():
+    """The equality above could hold if nothing were evicted; it is."""
+    model, tokens = tiny("llama", dtype=torch.float64), prompt(40)
+    evicted = forward(model, prompt(1, seed=1), prefill(model, tokens, POLICIES[0], 0.2).cache)
+    full = DynamicCache(config=model.config)
+    forward(model, tokens, full)
+    assert (evicted - forward(model, prompt(1, seed=1), full)).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("budget", [0.25, 30, 1.0])
+def test_the_evicted_cache_holds_the_budget_and_its_bytes_shrink_in_proportion(budget):
+    model, tokens = tiny("llama"), prompt(40)
+    prefilled = prefill(model, tokens, POLICIES[1], budget)
+    entries = budget if isinstance(budget, int) else round(40 * budget)
+    assert prefilled.cache.entries == entries
+    assert prefilled.full_bytes == 3 * 2 * (2 * 40 * 8) * 4  # layers, K and V, heads · entries · dims, float32
+    assert prefilled.cache.nbytes * 40 == prefilled.full_bytes * entries
+    for decision in prefilled.decisions:
+        assert (decision.keep.sum(-1) == entries).all()
+        assert decision.keep[..., -4:].all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_keys_and_values_of_the_cache_are_the_chosen_ones_in_order(policy):
+    model, tokens = tiny("llama"), prompt(40)
+    full = DynamicCache(config=model.config)
+    forward(model, tokens, full)
+    prefilled = prefill(model, tokens, policy, 0.4)
+    for layer, kept, decision in zip(full.layers, prefilled.cache.layers, prefilled.decisions, strict=True):
+        for head in range(2):
+            where = decision.keep[0, head]
+            assert torch.equal(kept.keys[0, head], layer.keys[0, head, where])
+            assert torch.equal(kept.values[0, head], layer.values[0, head, where])
+
+
+@torch.no_grad()
+def test_the_two_policies_choose_differently_where_norms_differ():
+    model, tokens = tiny("llama"), prompt(60)
+    keeps = [torch.stack([d.keep for d in prefill(model, tokens, policy, 0.3).decisions]) for policy in POLICIES]
+    assert not torch.equal(*keeps)
+
+
+@torch.no_grad()
+def test_generate_decodes_on_what_is_left_and_returns_prompt_and_answer():
+    model, tokens = tiny("llama", dtype=torch.float64), prompt(40)
+    answer = generate(model, tokens, POLICIES[0], 0.5, max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert torch.equal(answer[:, :40], tokens)
+    assert answer.shape == (1, 46)
+    # by hand: evict all but the last token, then decode greedily on the masked full cache
+    keep = [decision.keep for decision in prefill(model, tokens[:, :-1], POLICIES[0], 0.5).decisions]
+    full = DynamicCache(config=model.config)
+    forward(model, tokens[:, :-1], full)
+    token, expected = tokens[:, -1:], []
+    with hiding(model, keep):
+        for _ in range(6):
+            token = forward(model, token, full).argmax(-1)
+            expected.append(token)
+    assert torch.equal(answer[:, 40:], torch.cat(expected, 1))
+
+
+@torch.no_grad()
+def test_generate_with_everything_kept_is_generate():
+    model, tokens = tiny("llama"), prompt(40)
+    plain = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False)
+    assert torch.equal(generate(model, tokens, POLICIES[1], 1.0, max_new_tokens=8, do_sample=False), plain)
+
+
+def test_a_prompt_of_several_rows_or_of_one_token_is_refused():
+    with pytest.raises(ValueError, match="not a batch of 2"):
+        prefill(tiny("llama"), prompt(20, batch=2), POLICIES[0], 0.5)
+    with pytest.raises(ValueError, match="at least 2 tokens"):
+        generate(tiny("llama"), prompt(1), POLICIES[0], 0.5)
+
+
+def test_a_budget_within_the_window_is_refused_before_the_prefill(monkeypatch):
+    model = tiny("llama")
+    monkeypatch.setattr(model, "forward", lambda *a, **k: pytest.fail("the model ran"))
+    with pytest.raises(BudgetError, match="the 4 of the window are always kept"):
+        prefill(model, prompt(40), POLICIES[0], 0.1)
+
+
+@torch.no_grad()
+def test_taking_back_tokens_works_as_far_as_they_were_written_after_the_eviction():
+    model, tokens = tiny("llama", dtype=torch.float64), prompt(40)
+    cache = prefill(model, tokens, POLICIES[0], 0.5).cache
+    first = forward(model, prompt(3, seed=1), cache)
+    cache.crop(-3)
+    torch.testing.assert_close(forward(model, prompt(3, seed=1), cache), first)
+    with pytest.raises(ValueError, match="only 3 were written after the eviction"):
+        cache.crop(-4)
+    with pytest.raises(RuntimeError, match="cannot be reset"):
+        cache.reset()
+
+
+@torch.no_grad()
+def test_masks_that_the_cache_cannot_hold_are_refused():
+    model, cache = tiny("llama"), DynamicCache()
+    forward(model, prompt(10), cache)
+    ragged = torch.ones(1, 2, 10, dtype=torch.bool)
+    ragged[0, 1, :3] = False
+    with pytest.raises(ValueError, match=r"heads keep \[\[10, 7\]\] entries"):
+        EvictedCache.compacted(cache, [ragged] * 3)
+    with pytest.raises(ValueError, match="2 keep-masks for a cache of 3 layers"):
+        EvictedCache.compacted(cache, [ragged] * 2)
+    with pytest.raises(ValueError, match=r"keep \(1, 2, 9\)"):
+        EvictedCache.compacted(cache, [ragged[..., :9]] * 3)
+    even = torch.ones(1, 2, 10, dtype=torch.bool)
+    fewer = even.clone()
+    fewer[..., 0] = False
+    with pytest.raises(ValueError, match=r"different numbers of entries \(\[9, 10\]\)"):
+        EvictedCache.compacted(cache, [even, fewer, even])
+
+
+@torch.no_grad()
+def test_a_sliding_window_cache_is_refused():
+    model = tiny("gemma2", "eager")
+    with pytest.raises(NotImplementedError, match="DynamicSlidingWindowLayer"):
+        prefill(model, prompt(20), POLICIES[0], 0.5)
+
+
+@torch.no_grad()
+def test_stage_1_holds_the_entries_with_most_attention():
+    model, tokens = tiny("llama"), prompt(40)
+    from hooks import capture
+
+    with capture(model, window=4) as captured:
+        model(tokens)
+    policy = snapkv_two_stage(alpha=0.5, window=4, kernel=1)
+    for record in captured:
+        decision = policy.decide(record, 20)
+        attention = attention_weights(**record.inputs)[0][..., :36].mean(2).unflatten(1, (2, 2)).mean(2)
+        chosen = decision.stage1[..., :36]
+        assert (chosen.sum(-1) == 8).all()
+        assert (attention.masked_fill(~chosen, 2).amin(-1) >= attention.masked_fill(chosen, -1).amax(-1)).all()
+
+
+def test_bytes_count_a_shared_storage_once():
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 1, 4, 2), torch.ones(1, 1, 4, 2), 0)
+    before = cache_bytes(cache)
+    cache.layers[0].values = cache.layers[0].keys
+    assert (before, cache_bytes(cache)) == (64, 32)
