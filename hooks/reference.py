@@ -48,7 +48,7 @@ def load(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-    attention: str = "sdpa",
+    attention: str | None = None,
 ) -> LoadedModel:
     """The reference model, or any causal language model that `from_pretrained` takes, in evaluation mode.
 
@@ -56,7 +56,8 @@ def load(
         name: `REFERENCE`, a Hugging Face id, or a folder that holds a model and its tokenizer.
         device: where the weights go.
         dtype: the dtype of the weights; float32 by default, since a perturbation is a small difference.
-        attention: the attention implementation asked for, "sdpa" or "eager".
+        attention: the attention implementation, such as "sdpa" or "eager"; None leaves the choice to transformers, which takes
+            sdpa where the family supports it.
 
     Raises:
         ModelUnavailable: the model cannot be had here; the message names the command that mends it.
@@ -65,7 +66,8 @@ def load(
     source = str(reference_folder()) if reference else name
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention)
+        asked = {} if attention is None else {"attn_implementation": attention}
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **asked)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(

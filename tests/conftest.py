@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub; an unknown model is refused at once
+
 from jaxtyping import install_import_hook
 
 install_import_hook(["hooks", "perturbation", "bounds", "eviction", "analysis"], "checks.checked")

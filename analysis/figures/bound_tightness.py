@@ -5,7 +5,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import NAMES, PALETTE, axes, percent
+from analysis.figures.style import NAMES, PALETTE, axes, percent, unperturbed
 
 
 def bound_tightness(
@@ -16,14 +16,31 @@ def bound_tightness(
     chosen = heads[
         (heads["budget"] == budget) & (heads["queries"] == queries) & (heads["norm"] == norm) & (heads["perturbation"] > 0)
     ]
+    if chosen.empty:
+        return unperturbed(ax)
+    # in a shuffled order, so that neither selection covers the other
     points = chosen.assign(selection=chosen["policy"].map(NAMES)).sample(frac=1, random_state=0)
-    sns.scatterplot(points, x="theta", y="perturbation", hue="selection", palette=PALETTE, s=9, alpha=0.5, linewidth=0, ax=ax)
-    title = f"{percent(budget)} cache"
-    if len(points):
-        low, high = points["perturbation"].min(), points["theta"].max()
-        ax.plot([low, high], [low, high], color="0.3", linewidth=1, linestyle="--")
-        ax.annotate("L = θ", (np.sqrt(low * high),) * 2, xytext=(-6, 6), textcoords="offset points", ha="right", color="0.3")
-        ax.set(xscale="log", yscale="log")
-        title += f": median θ / L = {(points['theta'] / points['perturbation']).median():.1f}"
-    ax.set(xlabel=f"bound θ ({norm})", ylabel=f"exact {norm} perturbation L", title=title)
+    sns.scatterplot(
+        points,
+        x="theta",
+        y="perturbation",
+        hue="selection",
+        hue_order=list(PALETTE),
+        palette=PALETTE,
+        s=9,
+        alpha=0.5,
+        linewidth=0,
+        ax=ax,
+    )
+    low, high = points["perturbation"].min(), points["theta"].max()
+    ax.plot([low, high], [low, high], color="0.3", linewidth=1, linestyle="--")
+    ax.annotate("L = θ", (np.sqrt(low * high),) * 2, xytext=(-6, 6), textcoords="offset points", ha="right", color="0.3")
+    tightness = (points["theta"] / points["perturbation"]).median()
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"bound θ ({norm})",
+        ylabel=f"exact {norm} perturbation L",
+        title=f"{percent(budget)} cache: median θ / L = {tightness:.1f}",
+    )
     return ax

@@ -4,7 +4,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, percent
+from analysis.figures.style import axes, percent, unperturbed
 from analysis.summary import relative_change
 
 
@@ -18,6 +18,8 @@ def head_map(
     ax = axes(ax)
     change = relative_change(heads, norm=norm)
     chosen = change[(change["budget"] == budget) & (change["queries"] == queries)]
+    if chosen.empty:
+        return unperturbed(ax)
     grid = chosen.pivot_table(index="layer", columns="head", values="change", aggfunc="mean", dropna=False)
     improved = chosen["improved"].mean()
     sns.heatmap(

@@ -39,3 +39,10 @@ def axes(ax: Axes | None) -> Axes:
 def percent(value: float) -> str:
     """0.05 as "5 %", to three digits."""
     return f"{100 * value:.3g} %"
+
+
+def unperturbed(ax: Axes) -> Axes:
+    """`ax` saying that there is nothing to draw, for budgets at which no head's output changes."""
+    ax.text(0.5, 0.5, "no head is perturbed", ha="center", va="center", transform=ax.transAxes, color="0.4")
+    ax.set(xticks=[], yticks=[])
+    return ax

@@ -4,7 +4,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, percent
+from analysis.figures.style import axes, percent, unperturbed
 from analysis.summary import relative_change
 
 
@@ -13,6 +13,8 @@ def win_rate(heads: pd.DataFrame, *, queries: str = "first", norm: str = "L1", a
     ax = axes(ax)
     change = relative_change(heads, norm=norm)
     chosen = change[change["queries"] == queries]
+    if chosen.empty:
+        return unperturbed(ax)
     share = chosen.groupby(["layer", "budget"])["improved"].mean().mul(100).reset_index()
     share["cache"] = share["budget"].map(percent)
     sns.lineplot(
