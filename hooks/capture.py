@@ -4,19 +4,25 @@ Queries, keys and values come from the attention dispatch (`hooks.dispatch`), hi
 forward hooks. Nothing is recomputed, so nothing can differ from what the model did; everything is undone on exit.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept, visible
+from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
+from hooks.gates import elementwise_gate
+from hooks.layers import Layer, decoder_layers, is_attention
+from hooks.masks import visible
 from hooks.projection import OutputProjection, find_output_projection
 from hooks.records import Capture, LayerRecord
+from hooks.window import Window, last_queries
 
 Visitor = Callable[[LayerRecord], None]
 
@@ -28,6 +34,7 @@ def capture(
     window: int | None = 32,
     layers: Collection[int] | None = None,
     visitor: Visitor | None = None,
+    offload: bool = False,
 ) -> Iterator[Capture]:
     """Record every attention call of `model` inside the `with` block.
 
@@ -38,29 +45,38 @@ def capture(
 
     Args:
         model: a causal language model of transformers whose attention is dispatched through the registry.
-        window: how many of the last queries of each pass to keep, or None for all of them. Keys and values are always
-            whole: they are references to what attention read, queries and masks are copies of the part kept.
-        layers: the decoder layers to record, counted from 0 in the order of the pass; None records all.
+        window: how many of the last queries of each pass to keep (of each row, pads apart), or None for all of them. Keys and
+            values are always whole: they are references to what attention read, queries and masks are copies of the part kept.
+        layers: the decoder layers to record, by their place in the model's list; None records all.
         visitor: called with each layer's record when the layer is done, instead of keeping it.
+        offload: move each record to the CPU as it is made, so that the device holds one layer's at a time.
 
-    Guarantees: logits are bit for bit those of the pass without capture; everything stays on the model's device; no hook
-    and no override is left on exit, nor after an exception inside the block.
+    Guarantees: logits are bit for bit those of the pass without capture; everything stays on the model's device (unless `offload`); no
+    hook and no override is left on exit, nor after an exception inside the block. Captures nest, and each records everything.
 
     Raises:
-        ValueError: `window` is below 1, or `layers` names a layer that the model does not have.
-        UnsupportedAttention: the attention is not dispatched, or what reaches W_O is not the attention output.
+        ValueError: `window` is below 1, or `layers` names a layer that has no attention.
+        UnsupportedAttention: the attention is not dispatched, or is compiled.
     """
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 query, not {window}")
-    stacks = _decoder_layers(model)
-    if layers is not None and (unknown := sorted(set(layers) - set(range(len(stacks))))):
-        raise ValueError(f"layers {unknown} do not exist: the model has {len(stacks)}, counted from 0")
-    recorder = _Recorder(model, window, layers, visitor)
+    found, beside = decoder_layers(model)
+    known = {layer.index for layer in found}
+    if layers is not None and (unknown := sorted(set(layers) - known)):
+        raise ValueError(f"layers {unknown} do not exist or have no attention: those that have are {sorted(known)}")
+    recorder = _Recorder(model, window, visitor, offload, tuple(beside))
     handles: list[RemovableHandle] = []
     try:
-        for index, layer in enumerate(stacks):
-            handles.append(layer.register_forward_pre_hook(recorder.enter(index), with_kwargs=True))
-            handles.append(layer.register_forward_hook(recorder.leave))
+        handles.append(model.register_forward_pre_hook(recorder.begin, with_kwargs=True))
+        for layer in found:
+            if layers is None or layer.index in layers:
+                handles.append(layer.module.register_forward_pre_hook(recorder.enter(layer), with_kwargs=True))
+                handles.append(layer.module.register_forward_hook(recorder.leave))
+                handles += [
+                    part.register_forward_pre_hook(recorder.arguments, with_kwargs=True)
+                    for part in layer.module.modules()
+                    if is_attention(part)
+                ]
         with intercept(model, recorder.attend):
             yield recorder.captured
     finally:
@@ -69,133 +85,175 @@ def capture(
         recorder.forget()
 
 
-def _decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The modules that stand in the model's layer lists and hold attention, in order."""
-    found = []
-    for stack in model.modules():
-        if isinstance(stack, nn.ModuleList):
-            found += [layer for layer in stack if any("attention" in type(part).__name__.lower() for part in layer.modules())]
-    if not found:
-        raise UnsupportedAttention(
-            f"{type(model).__name__} has no list of layers with attention in it; capture takes decoder models such as "
-            "Llama, Qwen3 or GPT-2"
-        )
-    return found
-
-
+@dataclass
 class _Draft:
     """A record in the making: from the attention call until the decoder layer returns."""
 
-    def __init__(self, hidden_before: Tensor):
-        self.hidden_before = hidden_before
-        self.fields: dict[str, Any] | None = None
-        self.hook: RemovableHandle | None = None
+    fields: dict[str, Any]
+    hook: RemovableHandle | None = None
+
+
+@dataclass
+class _Frame:
+    """A decoder layer that is running."""
+
+    layer: Layer
+    hidden: Tensor
+    drafts: list[_Draft] = field(default_factory=list)
+    arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
 
 
 class _Recorder:
     """The state of one `capture` block."""
 
-    def __init__(self, model: nn.Module, window: int | None, layers: Collection[int] | None, visitor: Visitor | None) -> None:
+    def __init__(
+        self, model: nn.Module, window: int | None, visitor: Visitor | None, offload: bool, skipped: tuple[str, ...]
+    ) -> None:
+        self.model = model
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.window = window
-        self.layers = layers
+        self.wanted = window
         self.visitor = visitor
-        self.captured = Capture()
+        self.offload = offload
+        self.captured = Capture(skipped=skipped)
         self.calls: Counter[str] = Counter()
-        self.current: _Draft | None = None
+        self.padding: Tensor | None = None
+        self.frame: _Frame | None = None
 
-    def enter(self, index: int) -> Callable[..., None]:
-        def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the pass: which tokens are pads."""
+        bound = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        mask = bound.get("attention_mask", bound.get("kwargs", {}).get("attention_mask"))
+        self.padding = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+    def enter(self, layer: Layer) -> Callable[..., None]:
+        """Before a decoder layer."""
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.forget()
-            if self.layers is not None and index not in self.layers:
-                return
             hidden = args[0] if args else kwargs["hidden_states"]
-            self.current = _Draft(self._tail(hidden, 1))
-            self.layer = index
+            self.frame = _Frame(layer, hidden)
 
         return before
 
+    def arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before an attention module: what it was called with, should it have to be asked about a gate."""
+        if self.frame is not None:
+            self.frame.arguments[id(module)] = (args, kwargs)
+
     def attend(self, call: AttentionCall, proceed: Proceed) -> AttentionResult:
+        """The attention call itself."""
         output, weights = proceed(call)
-        draft = self.current
-        if draft is None:
+        frame = self.frame
+        if frame is None:
             return output, weights
         name = self.names[id(call.module)]
-        if draft.fields is not None:
-            raise UnsupportedAttention(
-                f"one layer called attention twice ({draft.fields['name']}, then {name}); capture takes decoder-only "
-                "layers with one self-attention each"
-            )
-        projection = find_output_projection(call.module)
-        kept = min(self.window or call.query.shape[2], call.query.shape[2])
+        batch, heads, queries, head_dim = call.query.shape
+        window = last_queries(self.padding, batch, queries, self.wanted)
         scale = call.options.get("scaling")
-        draft.fields = {
-            "name": name,
-            "call": self.calls[name],
-            "layer": self.layer,
-            "queries": self._tail(call.query, 2),
-            "keys": call.key.detach(),
-            "values": call.value.detach(),
-            "scale": float(scale if scale is not None else call.query.shape[-1] ** -0.5),
-            "mask": visible(call, kept).detach().clone(),
-            "softcap": call.options.get("softcap"),
-            "sinks": _sinks(call),
-            "output_projection": projection,
-        }
+        draft = _Draft(
+            {
+                "name": name,
+                "call": self.calls[name],
+                "layer": frame.layer.index,
+                "window": window,
+                "queries": window.take(call.query, 2),
+                "keys": call.key.detach(),
+                "values": call.value.detach(),
+                "scale": float(scale if scale is not None else head_dim**-0.5),
+                "mask": _mask(call, window),
+                "query_valid": window.valid
+                if window.valid is not None
+                else torch.ones(batch, window.count, dtype=torch.bool, device=call.query.device),
+                "softcap": call.options.get("softcap"),
+                "sinks": _sinks(call, window),
+                "attention_output": window.take(output, 1),
+            }
+        )
         self.calls[name] += 1
-        draft.hook = projection.module.register_forward_hook(self._projected(draft, output, projection))
+        frame.drafts.append(draft)
+        try:
+            projection = find_output_projection(self.model, name, heads * call.value.shape[-1])
+        except UnsupportedAttention as error:
+            draft.fields["refusal"] = str(error)
+        else:
+            draft.fields["output_projection"] = projection
+            draft.hook = projection.module.register_forward_hook(self._projected(draft, call.module, output, projection))
         return output, weights
 
-    def _projected(self, draft: _Draft, output: Tensor, projection: OutputProjection) -> Callable[..., None]:
-        expected = self._tail(output, 1)  # [batch, queries, heads, value_dim]
-
-        def after(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
-            assert draft.fields is not None
-            given = self._tail(args[0].reshape(*expected.shape[:1], -1, args[0].shape[-1]), 1)
-            if given.shape != expected.flatten(2).shape or not torch.equal(given, expected.flatten(2)):
-                raise UnsupportedAttention(
-                    f"{draft.fields['name']}: what reaches its output projection {projection.name} is not the attention "
-                    "output (a gate or a norm stands between), so W_O alone does not say what a head contributes"
-                )
-            draft.fields["attention_output"] = expected
-            draft.fields["projected_output"] = self._tail(result, 1)
+    def _projected(
+        self, draft: _Draft, attention: nn.Module, output: Tensor, projection: OutputProjection
+    ) -> Callable[..., None]:
+        def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+            if "projected_output" in draft.fields or not isinstance(result, Tensor):
+                return
+            window: Window = draft.fields["window"]
+            leading = output.shape[:2]
+            given = args[0].reshape(*leading, -1)
+            draft.fields["projected_output"] = window.take(result.reshape(*leading, -1), 1)
+            if given.shape == output.flatten(2).shape and torch.equal(given, output.flatten(2)):
+                return
+            assert self.frame is not None
+            try:
+                if id(attention) not in self.frame.arguments:
+                    raise UnsupportedAttention(f"{draft.fields['name']} was called in a way that cannot be repeated")
+                called = self.frame.arguments[id(attention)]
+                gate = elementwise_gate(attention, *called, projection, output, given)
+                draft.fields["gate"] = window.take(gate, 1).transpose(1, 2)
+            except UnsupportedAttention as error:
+                draft.fields["refusal"] = str(error)
 
         return after
 
     def leave(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        draft = self.current
-        if draft is None or draft.fields is None:
+        """After a decoder layer: its records are whole."""
+        frame = self.frame
+        if frame is None or frame.layer.module is not layer:
             return
-        fields = draft.fields
         hidden = output[0] if isinstance(output, tuple) else output
-        if "attention_output" not in fields:
-            raise UnsupportedAttention(
-                f"{fields['name']} never called its output projection {fields['output_projection'].name}"
-            )
-        record = LayerRecord(hidden_before=draft.hidden_before, hidden_after=self._tail(hidden, 1), **fields)
         self.forget()
-        if self.visitor is None:
-            self.captured.records.append(record)
-        else:
-            self.visitor(record)
+        for draft in frame.drafts:
+            fields = draft.fields
+            window: Window = fields.pop("window")
+            if fields.get("projected_output") is None and "refusal" not in fields:
+                fields["refusal"] = (
+                    f"{fields['name']} never called {fields['output_projection'].name} with its attention output"
+                )
+            defaults = {"gate": None, "projected_output": None, "output_projection": None}
+            record = LayerRecord(
+                **{**defaults, **fields},
+                hidden_before=window.take(frame.hidden, 1),
+                hidden_after=window.take(hidden, 1),
+            )
+            record = record.to("cpu") if self.offload else record
+            if self.visitor is None:
+                self.captured.records.append(record)
+            else:
+                self.visitor(record)
 
     def forget(self) -> None:
-        """Drop what a layer left unfinished, its hook on W_O included."""
-        if self.current is not None and self.current.hook is not None:
-            self.current.hook.remove()
-        self.current = None
-
-    def _tail(self, tensor: Tensor, dim: int) -> Tensor:
-        """The last `window` positions along `dim`, copied where that lets go of the rest."""
-        tensor = tensor.detach()
-        length = tensor.shape[dim]
-        if self.window is None or self.window >= length:
-            return tensor
-        return tensor.narrow(dim, length - self.window, self.window).clone()
+        """Drop what a layer left unfinished, its hooks on W_O included."""
+        if self.frame is not None:
+            for draft in self.frame.drafts:
+                if draft.hook is not None:
+                    draft.hook.remove()
+        self.frame = None
 
 
-def _sinks(call: AttentionCall) -> Tensor | None:
+def _mask(call: AttentionCall, window: Window) -> Tensor:
+    """The window's rows of the mask; rows of queries that are pads see everything, since they mean nothing."""
+    if window.index is None:
+        return visible(call, window.count).detach().clone()
+    mask = window.take(visible(call), 2)
+    assert window.valid is not None
+    pads = ~window.valid[:, None, :, None]
+    return mask | pads if mask.dtype == torch.bool else mask.masked_fill(pads, 0)
+
+
+def _sinks(call: AttentionCall, window: Window) -> Tensor | None:
+    """The logits of the learned sinks: one a head, or one a head and query."""
     sinks = call.options.get("s_aux")
     if sinks is None:
         sinks = call.options.get("sinks")
-    return None if sinks is None else sinks.detach()
+    if sinks is None:
+        return None
+    return sinks.detach() if sinks.dim() == 1 else window.take(sinks.squeeze(-1), 2)

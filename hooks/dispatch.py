@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.modeling_utils import AttentionInterface
 
 from hooks.errors import UnsupportedAttention
@@ -37,7 +38,7 @@ class AttentionCall:
     query: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor | None
+    mask: Tensor | BlockMask | None
     implementation: str
     options: Mapping[str, Any]
 
@@ -68,6 +69,7 @@ class _Override:
             self.registry[self.implementation] = self.hidden
 
 
+_replaced = threading.local()  # .outputs: id of an attention module -> the output that `replacing` puts in place of attention's
 _lock = threading.Lock()
 _handlers: dict[int, tuple[Handler, ...]] = {}  # id of an attention module -> its handlers, outermost first
 _overrides: dict[tuple[int, str], _Override] = {}  # (id of a registry, implementation) -> its override
@@ -97,6 +99,8 @@ def _entry(implementation: str, original: Callable[..., AttentionResult] | None)
         attention_mask: Tensor | None = None,
         **options: Any,
     ) -> AttentionResult:
+        if (given := getattr(_replaced, "outputs", {}).get(id(module))) is not None:
+            return given, None
         function = original or _eager(module)
 
         def delegate(call: AttentionCall) -> AttentionResult:
@@ -145,6 +149,11 @@ def intercept(model: nn.Module, handler: Handler) -> Iterator[None]:
     Raises:
         UnsupportedAttention: the model's files use no attention registry (it dispatches attention by itself or has none).
     """
+    if isinstance(model, OptimizedModule) or any(module._compiled_call_impl is not None for module in model.modules()):
+        raise UnsupportedAttention(
+            f"{type(model).__name__} is compiled: its attention was traced and is not dispatched any more. Capture the model as it "
+            "was before torch.compile (model._orig_mod), or one that model.compile() was not called on"
+        )
     registries = _registries(model)
     names = implementations(model)
     if not registries or not names:
@@ -181,39 +190,20 @@ def intercept(model: nn.Module, handler: Handler) -> Iterator[None]:
                     del _handlers[id(module)]
 
 
+@contextmanager
+def replacing(module: nn.Module, output: Tensor) -> Iterator[None]:
+    """Inside the block and in this thread, `module`'s attention returns `output` without being computed; no handler sees it.
+
+    Only while the module's model is intercepted.
+    """
+    outputs = _replaced.__dict__.setdefault("outputs", {})
+    outputs[id(module)] = output
+    try:
+        yield
+    finally:
+        del outputs[id(module)]
+
+
 def is_intercepted(model: nn.Module) -> bool:
     """Whether any handler is listed for a module of `model`; False again once every `intercept` has been left."""
     return any(id(module) in _handlers for module in model.modules())
-
-
-def visible(call: AttentionCall, queries: int | None = None) -> Tensor:
-    """The mask that the call applied, for its last `queries` queries: [1 or batch, 1 or heads, queries, keys].
-
-    Boolean (True: visible) where attention used a boolean mask or none, additive where it used an additive one. With no
-    mask at all the kernel's own rule is written out: one query sees everything; several are causal, aligned at
-    the upper left as torch aligns them, unless the module or the call says that it is not causal.
-
-    Raises:
-        UnsupportedAttention: the mask is not a tensor of four dimensions.
-    """
-    total, keys = call.query.shape[2], call.key.shape[2]
-    count = total if queries is None else min(queries, total)
-    if call.mask is None:
-        asked = call.options.get("is_causal")
-        causal = asked if asked is not None else getattr(call.module, "is_causal", True)
-        # eager attention has no causality of its own: without a mask it sees everything
-        if total == 1 or not causal or call.implementation == "eager":
-            return torch.ones(1, 1, count, keys, dtype=torch.bool, device=call.query.device)
-        rows = torch.arange(total - count, total, device=call.query.device)
-        return (torch.arange(keys, device=call.query.device) <= rows[:, None])[None, None]
-    if not isinstance(call.mask, Tensor) or call.mask.dim() != 4:
-        shape = tuple(call.mask.shape) if isinstance(call.mask, Tensor) else type(call.mask).__name__
-        raise UnsupportedAttention(
-            f"{type(call.module).__name__} was called with the attention mask {shape} under "
-            f"'{call.implementation}'; a mask tensor [batch, heads, queries, keys] is needed: load the model with "
-            "attn_implementation='sdpa' or 'eager'"
-        )
-    mask = call.mask
-    if mask.shape[2] > 1 or total == 1:
-        mask = mask[:, :, -count:]
-    return mask[..., :keys]

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept, visible
+from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
+from hooks.masks import visible
 
 
 @contextmanager

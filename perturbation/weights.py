@@ -12,12 +12,12 @@ def attention_weights(
     scale: float,
     mask: Shaped[Tensor, "#batch #heads queries keys"] | None = None,
     softcap: float | None = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries keys"], Float[Tensor, "batch heads queries"]]:
     """A = softmax(softcap(scale · Q Kᵀ) + mask [, sink]) and the mass a0 that fell on the sink.
 
     Computed in float32, or in float64 where the inputs are float64. `mask` is boolean (True: visible) or additive;
-    softcap(x) = c · tanh(x / c). A learned sink is one more logit per head that no entry answers to: the weights of a
+    softcap(x) = c · tanh(x / c). A learned sink is one more logit per head (or per head and query) that no entry answers to: the weights of a
     query sum to 1 − a0. Without sinks a0 is 0.
 
     Raises:
@@ -41,6 +41,7 @@ def attention_weights(
             logits = (logits + mask.to(dtype)).masked_fill(blind, -torch.inf)
     if sinks is None:
         return logits.softmax(-1), logits.new_zeros(logits.shape[:-1])
-    extra = sinks.to(dtype)[None, :, None, None].expand(*logits.shape[:-1], 1)
+    extra = sinks.to(dtype)
+    extra = (extra[None, :, None] if extra.dim() == 1 else extra)[..., None].expand(*logits.shape[:-1], 1)
     weights = torch.cat([logits, extra], dim=-1).softmax(-1)
     return weights[..., :-1], weights[..., -1]

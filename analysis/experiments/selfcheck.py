@@ -52,8 +52,10 @@ def check(captured: Capture, full_logits: Tensor, kept_all_logits: Tensor) -> Se
         heads = attention_output(weights, record.values)
         attention = max(attention, _relative(heads.transpose(1, 2), record.attention_output))
         written = (heads @ record.projection_blocks.to(heads.dtype)).sum(1)
-        if record.output_projection.bias is not None:
-            written = written + record.output_projection.bias
+        bias = record.output_projection.bias if record.output_projection is not None else None
+        if bias is not None:
+            written = written + bias
+        assert record.projected_output is not None
         projection = max(projection, _relative(written, record.projected_output))
     tolerance = 16 * torch.finfo(full_logits.dtype).eps
     return SelfCheck(attention, projection, _relative(kept_all_logits, full_logits), tolerance)
