@@ -44,6 +44,7 @@ def rounding(
     sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
     *,
     norm: float = 1,
+    gate: Float[Tensor, "*#batch heads queries value_dim"] | None = None,
 ) -> Float[Tensor, "*batch heads queries"]:
     """How far L − θ may lie above 0 by rounding alone, in the arithmetic of float32 or better.
 
@@ -54,7 +55,11 @@ def rounding(
     dtype = torch.promote_types(torch.float32, values.dtype)
     _, value_dim, model_dim = output_projection.shape
     rows = output_projection.to(dtype).norm(p=norm, dim=-1).unflatten(0, (values.shape[-3], -1))  # ‖W_hd‖ [kv_heads, group, d]
-    sizes = (values.to(dtype).abs() @ rows.mT).mT.flatten(-3, -2)  # [*batch, heads, keys]
+    if gate is None:
+        sizes = (values.to(dtype).abs() @ rows.mT).mT.flatten(-3, -2)[..., None, :]  # [*batch, heads, 1, keys]
+    else:
+        factors = gate.to(dtype).abs().unflatten(-3, (values.shape[-3], -1)) * rows[..., None, :]
+        sizes = (factors @ values.to(dtype).abs()[..., :, None, :, :].mT).flatten(-4, -3)  # [*batch, heads, queries, keys]
     terms = 2 * (weights.shape[-1] + value_dim + model_dim)
     return terms * torch.finfo(dtype).eps * theta(weights, sizes, keep, sink_mass)
 
@@ -67,7 +72,8 @@ def audit(
     sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
     *,
     norm: float = 1,
-    value_norms: Float[Tensor, "*#batch heads keys"] | None = None,
+    value_norms: Float[Tensor, "*#batch heads #queries keys"] | None = None,
+    gate: Float[Tensor, "*#batch heads queries value_dim"] | None = None,
 ) -> Audit:
     """Hold L ≤ θ (arXiv 2502.03805, Theorem 3.3) and σ > ½ against the exact perturbation of every head and query.
 
@@ -78,15 +84,16 @@ def audit(
         keep: one keep-mask, or many along a leading dimension (give `weights` and `values` a dimension of 1 there).
         sink_mass: a0, where the model has learned attention sinks.
         norm: p of ‖·‖_p, on both sides.
-        value_norms: `projected_norms` of the same values and p, where they are at hand; else they are computed.
+        value_norms: `projected_norms` of the same values, p and gate, where they are at hand; else they are computed.
+        gate: what the attention output is multiplied with before W_O, where the model has such a gate (`LayerRecord.gate`).
 
     Raises:
         ValueError: shapes do not fit, or σ is 0 for some query.
     """
     if value_norms is None:
-        value_norms = projected_norms(values, output_projection, norm=norm)
-    truth = perturbation(weights, values, output_projection, keep, sink_mass, norm=norm)
+        value_norms = projected_norms(values, output_projection, norm=norm, gate=gate)
+    truth = perturbation(weights, values, output_projection, keep, sink_mass, norm=norm, gate=gate)
     bound = theta(weights, value_norms, keep, sink_mass)
     mass = retained_mass(weights, keep, sink_mass)
-    allowed = rounding(weights, values, output_projection, keep, sink_mass, norm=norm)
+    allowed = rounding(weights, values, output_projection, keep, sink_mass, norm=norm, gate=gate)
     return Audit(truth, bound, mass, condition(mass), truth > bound + allowed)

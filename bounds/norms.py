@@ -13,13 +13,18 @@ def projected_norms(
     output_projection: Float[Tensor, "heads value_dim model_dim"],
     *,
     norm: float = 1,
+    gate: Float[Tensor, "*batch heads queries value_dim"] | None = None,
     block: int = BLOCK,
-) -> Float[Tensor, "*batch heads keys"]:
-    """‖v_i W_h‖_p for every head and entry, in float32 or better. Source: arXiv 2502.03805, the 𝒱 = V W_O of Theorem 3.3.
+) -> Float[Tensor, "*batch heads queries_or_1 keys"]:
+    """‖v_i W_h‖_p for every head and entry, [*batch, heads, 1, keys], in float32 or better.
 
-    ν is made in blocks of `block` entries and never held whole. For p = 2 nothing is projected at all: with W_hᵀ = Q R
+    Source: arXiv 2502.03805, the 𝒱 = V W_O of Theorem 3.3.
+
+    ν is made in blocks of `block` entries and never held whole. For p = 2 and no gate nothing is projected at all: with W_hᵀ = Q R
     (reduced QR, once per head) ‖v W_h‖₂ = ‖R v‖₂, d_v² per entry in place of d_v · D. RᵀR is the Gram matrix W_h W_hᵀ, but
     R keeps the digits that forming the Gram matrix would lose.
+
+    With a `gate` the norm is ‖(g_t ⊙ v_i) W_h‖, one for each query: [*batch, heads, queries, keys], at as many times the cost.
 
     Raises:
         ValueError: the heads are no multiple of the KV heads, the value dimensions differ, or `norm` is below 1.
@@ -35,11 +40,23 @@ def projected_norms(
         raise ValueError(f"norm must be at least 1 (‖·‖_p is no norm below), not {norm}")
     dtype = torch.promote_types(torch.float32, values.dtype)
     blocks = output_projection.to(dtype)
-    if norm == 2:
+    if norm == 2 and gate is None:
         blocks = torch.linalg.qr(blocks.mT, mode="r").R.mT  # [heads, value_dim, min(value_dim, model_dim)]
     blocks = blocks.unflatten(0, (kv_heads, heads // kv_heads))
+    if gate is not None:
+        return _gated(values.to(dtype), blocks, gate.to(dtype).unflatten(-3, (kv_heads, -1)), norm, block)
     norms = [
         (part.to(dtype)[..., :, None, :, :] @ blocks).norm(p=norm, dim=-1)  # [*batch, kv_heads, group, block]
         for part in values.split(block, dim=-2)
     ]
-    return torch.cat(norms, dim=-1).flatten(-3, -2)
+    return torch.cat(norms, dim=-1).flatten(-3, -2)[..., None, :]
+
+
+def _gated(values: Tensor, blocks: Tensor, gate: Tensor, norm: float, block: int) -> Tensor:
+    """‖(g_t ⊙ v_i) W_h‖ a query at a time, gate [*batch, kv_heads, group, queries, value_dim]."""
+    per_query = []
+    for factor in gate.unbind(-2):
+        scaled = factor[..., None] * blocks  # diag(g_t) W_h
+        norms = [(part[..., :, None, :, :] @ scaled).norm(p=norm, dim=-1) for part in values.split(block, dim=-2)]
+        per_query.append(torch.cat(norms, dim=-1))
+    return torch.stack(per_query, dim=-2).flatten(-4, -3)

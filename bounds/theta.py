@@ -1,6 +1,7 @@
 """The paper's bound θ, its constant C, the retained mass σ and the condition σ > ½ (arXiv 2502.03805, Theorem 3.3).
 
-Shapes: weights A [*batch, heads, queries, keys] summing to 1 − a0, value_norms ‖ν‖ [*batch, heads, keys], keep
+Shapes: weights A [*batch, heads, queries, keys] summing to 1 − a0, value_norms ‖ν‖
+[*batch, heads, 1, keys] (as many as queries in place of 1 where a gate makes them depend on the query), keep
 [*batch, kv_heads, keys]. Leading dimensions broadcast. None of this shares code with `perturbation`, which it is held against.
 """
 
@@ -31,16 +32,16 @@ def condition(retained: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
 
 
 def constant(
-    weights: Float[Tensor, "*#batch heads queries keys"], value_norms: Float[Tensor, "*#batch heads keys"]
+    weights: Float[Tensor, "*#batch heads queries keys"], value_norms: Float[Tensor, "*#batch heads #queries keys"]
 ) -> Float[Tensor, "*batch heads queries"]:
     """C = Σ_i A_i ‖ν_i‖, the part of θ that no decision changes."""
     dtype = torch.promote_types(weights.dtype, value_norms.dtype)
-    return (weights.to(dtype) @ value_norms.to(dtype)[..., None]).squeeze(-1)
+    return (weights.to(dtype) * value_norms.to(dtype)).sum(-1)
 
 
 def theta(
     weights: Float[Tensor, "*#batch heads queries keys"],
-    value_norms: Float[Tensor, "*#batch heads keys"],
+    value_norms: Float[Tensor, "*#batch heads #queries keys"],
     keep: Bool[Tensor, "*#batch kv_heads keys"],
     sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
 ) -> Float[Tensor, "*batch heads queries"]:
@@ -55,9 +56,10 @@ def theta(
     dtype = torch.promote_types(weights.dtype, value_norms.dtype)
     weights = weights.to(dtype)
     group = weights.shape[-3] // keep.shape[-2]
-    gone = (~keep).repeat_interleave(group, dim=-2)
-    lost_mass = (weights @ gone.to(dtype)[..., None]).squeeze(-1)
-    lost = (weights @ (value_norms * gone)[..., None]).squeeze(-1)
-    held = (weights @ (value_norms * ~gone)[..., None]).squeeze(-1)
+    gone = (~keep).repeat_interleave(group, dim=-2)[..., None, :]
+    lost_mass = (weights * gone).sum(-1)
+    sized = weights * value_norms.to(dtype)
+    lost = (sized * gone).sum(-1)
+    held = (sized * ~gone).sum(-1)
     mass = retained_mass(weights, keep, sink_mass)
     return torch.where(mass > 0, lost + lost_mass / mass * held, torch.inf)

@@ -30,6 +30,8 @@ class Policy:
     def decide(self, record: LayerRecord, budget: int | float) -> Decision:
         """Which of the layer's entries stay, from what its attention used in the prefill.
 
+        Norms are ‖v_i W_h‖ without a gate, which differs from query to query and is not known for the queries to come.
+
         Args:
             record: the layer's capture, with at least `window` queries.
             budget: entries per KV head, or a fraction of the keys.
@@ -45,7 +47,7 @@ class Policy:
     def choose(
         self,
         weights: Float[Tensor, "batch heads queries keys"],
-        value_norms: Float[Tensor, "batch heads keys"] | None,
+        value_norms: Float[Tensor, "batch heads 1 keys"] | None,
         n_kv_heads: int,
         budget: int | float,
     ) -> Decision:
@@ -58,7 +60,7 @@ class Policy:
         scores = self.accumulate(weights, n_kv_heads)
         norms = None
         if value_norms is not None:
-            norms = value_norms[..., : keys - self.window].unflatten(1, (n_kv_heads, -1)).mean(2)
+            norms = value_norms[..., 0, : keys - self.window].unflatten(1, (n_kv_heads, -1)).mean(2)
         return self.select(scores, entries, self.window, norms)
 
 

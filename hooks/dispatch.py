@@ -96,7 +96,7 @@ def _entry(implementation: str, original: Callable[..., AttentionResult] | None)
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | BlockMask | None = None,
         **options: Any,
     ) -> AttentionResult:
         if (given := getattr(_replaced, "outputs", {}).get(id(module))) is not None:

@@ -80,12 +80,13 @@ def perturbation(
     *,
     norm: float = 1,
     level: Level = "head",
+    gate: Float[Tensor, "*#batch heads queries value_dim"] | None = None,
 ) -> Float[Tensor, "*batch units queries"]:
     """L = ‖Σ_h (o_h − ô_h) W_h‖_p, the exact change of the attention output. Source: arXiv 2502.03805, equation 3.
 
     The sum runs over one head (`level="head"`, units = heads), over the heads that share a KV head ("group", units =
     KV heads) or over all heads ("layer", units = 1): summed before the norm, so that heads may cancel. In units of the
-    residual stream, before any norm or multiplier that follows W_O.
+    residual stream, before any norm or multiplier that follows W_O. A `gate` multiplies the attention output before W_O.
 
     Raises:
         ValueError: σ is 0 for some query, or `norm` is below 1.
@@ -93,7 +94,7 @@ def perturbation(
     if norm < 1:
         raise ValueError(f"norm must be at least 1 (‖·‖_p is no norm below), not {norm}")
     difference = output_difference(weights, values, keep, sink_mass)
-    return projected_difference(difference, output_projection, values.shape[-3], level).norm(p=norm, dim=-1)
+    return projected_difference(difference, output_projection, values.shape[-3], level, gate).norm(p=norm, dim=-1)
 
 
 def projected_difference(
@@ -101,8 +102,11 @@ def projected_difference(
     output_projection: Float[Tensor, "heads value_dim model_dim"],
     n_kv_heads: int,
     level: Level = "head",
+    gate: Float[Tensor, "*#batch heads queries value_dim"] | None = None,
 ) -> Float[Tensor, "*batch units queries model_dim"]:
-    """Σ_h Δ_h W_h over each head, KV group or the whole layer: what reaches the residual stream, with its direction."""
+    """Σ_h (g ⊙ Δ_h) W_h over each head, KV group or the whole layer: what reaches the residual stream, with its direction."""
+    if gate is not None:
+        difference = difference * gate.to(difference.dtype)
     projected = difference @ output_projection.to(difference.dtype)
     if level == "head":
         return projected

@@ -55,11 +55,14 @@ def layer_rows(
     keep = torch.stack([_extended(decision.keep, record.n_keys) for decision in decisions.values()])
     masses = _stage1_masses(weights, sink_mass, decisions, record.n_keys)
     difference = output_difference(weights[None], record.values[None], keep, sink_mass[None])
-    projected = projected_difference(difference, blocks, record.n_kv_heads)
+    gate = None if record.gate is None else record.gate[None]
+    projected = projected_difference(difference, blocks, record.n_kv_heads, "head", gate)
     heads, layers = [], []
     for norm, p in NORMS.items():
-        value_norms = norms[norm] if norms else projected_norms(record.values, blocks, norm=p)
-        held = audit(weights[None], record.values[None], blocks, keep, sink_mass[None], norm=p, value_norms=value_norms[None])
+        value_norms = norms[norm] if norms else projected_norms(record.values, blocks, norm=p, gate=record.gate)
+        held = audit(
+            weights[None], record.values[None], blocks, keep, sink_mass[None], norm=p, value_norms=value_norms[None], gate=gate
+        )
         together = projected.sum(-3).norm(p=p, dim=-1)
         ratio = coupling(projected, norm=p)
         for queries in sets:

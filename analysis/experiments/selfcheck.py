@@ -51,7 +51,8 @@ def check(captured: Capture, full_logits: Tensor, kept_all_logits: Tensor) -> Se
         weights, _ = attention_weights(**record.inputs)
         heads = attention_output(weights, record.values)
         attention = max(attention, _relative(heads.transpose(1, 2), record.attention_output))
-        written = (heads @ record.projection_blocks.to(heads.dtype)).sum(1)
+        gated = heads if record.gate is None else heads * record.gate.to(heads.dtype)
+        written = (gated @ record.projection_blocks.to(heads.dtype)).sum(1)
         bias = record.output_projection.bias if record.output_projection is not None else None
         if bias is not None:
             written = written + bias

@@ -116,11 +116,12 @@ def _layers(
         # the decoded capture's keys and values begin with the prompt's: norms are made once, for all of them
         norms = {name: projected_norms(after.values, after.projection_blocks, norm=p) for name, p in NORMS.items()}
         prompt_norms = {name: norm[..., : before.n_keys] for name, norm in norms.items()}
+        gated = before.gate is not None  # then what an entry writes depends on the query, and truth needs norms of its own
         decided = _decide(before, prompt_norms["L1"], settings)
         decisions.append(decided)
         for record, sets, known in (
-            (before, window_sets(before), prompt_norms),
-            (after, decoded_sets(after), norms),
+            (before, window_sets(before), None if gated else prompt_norms),
+            (after, decoded_sets(after), None if gated else norms),
         ):
             per_head, per_layer = layer_rows(record, sets, decided, known)
             heads.append(per_head)

@@ -35,7 +35,7 @@ def test_perturbation_never_exceeds_theta(problem, norm, dtype):
 def test_theta_is_the_papers_formula(problem, norm):
     """θ = C − (2 − 1/σ) Σ_R A_i ‖ν_i‖, the subtractive form, in float64."""
     norms = norms_of(problem, norm)
-    held = (problem.weights * problem.kept * norms[:, :, None]).sum(-1)
+    held = (problem.weights * problem.kept * norms).sum(-1)
     expected = constant(problem.weights, norms) - (2 - 1 / problem.sigma) * held
     got = theta(problem.weights, norms, problem.keep, problem.sink_mass)
     allowed = tolerance(torch.float64, problem)
@@ -71,16 +71,35 @@ def test_theta_is_never_negative(problem, norm):
     assert (theta(problem.weights, norms_of(problem, norm), problem.keep, problem.sink_mass) >= 0).all()
 
 
+@given(problems(), NORMS, st.integers(0, 2**32 - 1))
+def test_with_a_gate_before_w_o_truth_and_bound_are_those_of_each_querys_own_projection(problem, norm, seed):
+    """(g_t ⊙ v) W = v (diag(g_t) W): a gated head is an ungated one for each query."""
+    gate = torch.randn(
+        *problem.weights.shape[:3], problem.values.shape[3], generator=torch.Generator().manual_seed(seed)
+    ).double()
+    found = audit(problem.weights, problem.values, problem.projection, problem.keep, problem.sink_mass, norm=norm, gate=gate)
+    assert found.violations == 0
+    for b, h, t in np.ndindex(*gate.shape[:3]):
+        projection = problem.projection.clone()
+        projection[h] = gate[b, h, t, :, None] * projection[h]
+        row = slice(b, b + 1)
+        alone = audit(
+            problem.weights[row], problem.values[row], projection, problem.keep[row], problem.sink_mass[row], norm=norm
+        )
+        torch.testing.assert_close(found.perturbation[b, h, t], alone.perturbation[0, h, t])
+        torch.testing.assert_close(found.theta[b, h, t], alone.theta[0, h, t])
+
+
 def test_theta_is_infinite_where_nothing_that_was_looked_at_is_kept():
     weights, keep = torch.eye(2)[None, None], torch.tensor([[[True, False]]])
-    assert theta(weights, torch.ones(1, 1, 2), keep)[0, 0].tolist() == [0.0, torch.inf]
+    assert theta(weights, torch.ones(1, 1, 1, 2), keep)[0, 0].tolist() == [0.0, torch.inf]
 
 
 def test_theta_keeps_its_digits_at_large_budgets_in_float32():
     """Where a mass of 1e-8 goes, the subtractive form is noise (or negative) in float32; the termwise form is right."""
     weights = torch.full((1, 1, 1, 1000), 1 / 999)
     weights[..., -1] = 1e-8
-    norms = torch.linspace(1, 2, 1000)[None, None]
+    norms = torch.linspace(1, 2, 1000)[None, None, None]
     keep = torch.ones(1, 1, 1000, dtype=torch.bool)
     keep[..., -1] = False
     exact = theta(weights.double(), norms.double(), keep)

@@ -1,6 +1,8 @@
 """Capture records what attention used, changes nothing, and leaves nothing behind."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import oracles
@@ -12,8 +14,10 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hooks import UnsupportedAttention, capture
-from hooks.dispatch import is_intercepted
+from hooks.dispatch import AttentionCall, is_intercepted
 from hooks.forward import forward
+from hooks.masks import visible
+from hooks.tiny import tiny_model
 from perturbation import attention_output, attention_weights
 
 FAMILIES = [
@@ -145,7 +149,7 @@ def test_only_the_layers_asked_for_are_recorded():
     with capture(model, layers=[2, 0]) as captured:
         model(prompt())
     assert [record.layer for record in captured] == [0, 2]
-    with pytest.raises(ValueError, match=r"layers \[3, 9\] do not exist: the model has 3"), capture(model, layers=[9, 3, 1]):
+    with pytest.raises(ValueError, match=r"layers \[3, 9\] do not exist .* are \[0, 1, 2\]"), capture(model, layers=[9, 3, 1]):
         pass
 
 
@@ -235,18 +239,45 @@ def test_another_users_override_of_the_registry_is_put_back():
         del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
-def test_a_gate_before_w_o_is_refused_not_ignored():
-    model = tiny("afmoe", num_dense_layers=1, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
-    with torch.no_grad(), pytest.raises(UnsupportedAttention, match="is not the attention output"), capture(model):
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "per_head"), [("afmoe", False), ("qwen3_next", False), ("laguna", True)])
+def test_a_gate_before_w_o_is_recorded_and_makes_up_what_the_module_computed(family, per_head):
+    model = tiny_model(family, dtype=torch.float64)
+    with capture(model, window=6) as captured:
         model(prompt())
     assert left_behind(model) == []
+    for record in captured:
+        assert record.gate is not None
+        assert (record.gate.std(-1) < 1e-12).all() == per_head
+        heads = record.attention_output.transpose(1, 2) * record.gate
+        torch.testing.assert_close((heads @ record.projection_blocks).sum(1), record.projected_output)
 
 
-def test_a_norm_before_w_o_is_refused_not_ignored():
-    model = tiny("bitnet")
-    with torch.no_grad(), pytest.raises(UnsupportedAttention, match="is not the attention output"), capture(model):
-        model(prompt())
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bitnet", "diffllama"])
+def test_a_norm_before_w_o_refuses_numbers_per_head_with_its_reason_and_records_the_rest(family):
+    model = tiny_model(family)
+    plain = model(prompt()).logits
+    with capture(model, window=6) as captured:
+        assert torch.equal(model(prompt()).logits, plain)
     assert left_behind(model) == []
+    for record in captured:
+        with pytest.raises(UnsupportedAttention, match="the heads are coupled"):
+            _ = record.projection_blocks
+        torch.testing.assert_close(
+            attention_output(attention_weights(**record.inputs)[0], record.values).transpose(1, 2), record.attention_output
+        )
+
+
+@torch.no_grad()
+def test_asking_about_a_gate_is_seen_by_no_other_capture_and_writes_to_no_cache():
+    model, cache = tiny_model("afmoe"), DynamicCache()
+    plain = model(prompt()).logits
+    with capture(model, window=2) as outer, capture(model, window=2) as inner:
+        logits = forward(model, prompt(), cache)
+    assert torch.equal(logits, plain)
+    assert len(outer) == len(inner) == 4
+    assert cache.get_seq_length() == 24
 
 
 def test_attention_that_is_not_dispatched_is_refused_by_name():
@@ -255,11 +286,152 @@ def test_attention_that_is_not_dispatched_is_refused_by_name():
         pass
 
 
-def test_an_adapter_around_w_o_is_refused_by_name():
-    model = tiny("llama")
-    model.model.layers[1].self_attn.o_proj = nn.Sequential(model.model.layers[1].self_attn.o_proj)
-    with torch.no_grad(), pytest.raises(UnsupportedAttention, match=r"o_proj is a Sequential"), capture(model):
+@torch.no_grad()
+def test_layers_without_attention_are_skipped_and_listed():
+    model = tiny_model("jamba")
+    with capture(model) as captured:
         model(prompt())
+    assert [record.layer for record in captured] == [1, 3]
+    assert captured.skipped == ("model.layers.0", "model.layers.2")
+
+
+@torch.no_grad()
+def test_a_layer_that_attends_twice_leaves_two_records():
+    model = tiny_model("longcat_flash")
+    with capture(model) as captured:
+        model(prompt())
+    names = [record.name for record in captured]
+    assert len(names) == 2 * len({record.layer for record in captured}) == len(set(names))
+
+
+@torch.no_grad()
+def test_latent_attention_is_recorded_with_its_expanded_values():
+    model = tiny_model("deepseek_v3", dtype=torch.float64, v_head_dim=4)
+    with capture(model, window=3) as captured:
+        model(prompt())
+    record = captured[0]
+    assert (record.queries.shape[-1], record.values.shape[-1], record.n_kv_heads) == (16, 4, 4)
+    written = (attention_output(attention_weights(**record.inputs)[0], record.values) @ record.projection_blocks).sum(1)
+    torch.testing.assert_close(written, record.projected_output)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_oss", "gemma3_text"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_row_gives_the_numbers_of_the_row_alone(family, side):
+    attention = "eager" if family == "gpt_oss" else "sdpa"
+    model = tiny_model(family, attention=attention, dtype=torch.float64)
+    rows = [prompt(length, seed=length) for length in (17, 9, 3)]
+    padded = torch.zeros(3, 17, dtype=torch.long)
+    mask = torch.zeros(3, 17, dtype=torch.long)
+    for number, row in enumerate(rows):
+        place = slice(17 - row.shape[1], 17) if side == "left" else slice(0, row.shape[1])
+        padded[number, place], mask[number, place] = row[0], 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with capture(model, window=5) as together:
+        model(padded, attention_mask=mask, position_ids=positions)
+    for number, row in enumerate(rows):
+        with capture(model, window=5) as alone:
+            model(row)
+        held = min(5, row.shape[1])
+        for record, single in zip(together, alone, strict=True):
+            assert record.query_valid[number].tolist() == [False] * (5 - held) + [True] * held
+            weights, sinks = attention_weights(**record.inputs)
+            expected, expected_sinks = attention_weights(**single.inputs)
+            real = mask[number].bool()
+            allowed = {"rtol": 1e-5, "atol": 1e-6} if attention == "eager" else {"rtol": 1e-9, "atol": 1e-12}
+            torch.testing.assert_close(weights[number, :, -held:][..., real], expected[0, :, -held:], **allowed)
+            assert (weights[number, :, -held:][..., ~real] == 0).all()
+            torch.testing.assert_close(sinks[number, :, -held:], expected_sinks[0, :, -held:], **allowed)
+            torch.testing.assert_close(record.hidden_after[number, -held:], single.hidden_after[0, -held:], **allowed)
+            torch.testing.assert_close(record.projected_output[number, -held:], single.projected_output[0, -held:], **allowed)
+
+
+@torch.no_grad()
+def test_flex_attention_is_recorded_as_its_block_mask_says():
+    model = tiny_model("llama", head_dim=32, hidden_size=128)
+    flex = tiny_model("llama", attention="flex_attention", head_dim=32, hidden_size=128)
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[1, :7] = 0
+    with capture(model, window=5) as expected:
+        model(prompt(batch=2), attention_mask=mask)
+    plain = flex(prompt(batch=2), attention_mask=mask).logits
+    with capture(flex, window=5) as captured:
+        assert torch.equal(flex(prompt(batch=2), attention_mask=mask).logits, plain)
+    for record, other in zip(captured, expected, strict=True):
+        assert torch.equal(record.mask.expand(2, 1, 5, 24), other.mask.expand(2, 1, 5, 24))
+        weights = attention_weights(**record.inputs)[0]
+        torch.testing.assert_close(attention_output(weights, record.values).transpose(1, 2), record.attention_output)
+
+
+def test_flash_attentions_masks_are_written_out():
+    """Its kernels need a GPU; what they do with masks does not."""
+    query, key = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 10, 8)
+    padding = torch.ones(2, 10, dtype=torch.long)
+    padding[1, :4] = 0
+    call = AttentionCall(nn.Identity(), query, key, key, padding, "flash_attention_2", {"sliding_window": 5})
+    mask = visible(call, 2)
+    expected = torch.zeros(2, 1, 2, 10, dtype=torch.bool)
+    expected[0, 0, 0, 4:9], expected[0, 0, 1, 5:10] = True, True
+    expected[1] = expected[0] & padding[1].bool()
+    assert torch.equal(mask, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_models_are_recorded_exactly_and_weighed_in_float32(dtype):
+    model = tiny_model("llama", dtype=dtype)
+    plain = model(prompt()).logits
+    with capture(model, window=4) as captured:
+        assert torch.equal(model(prompt()).logits, plain)
+    for record in captured:
+        assert record.queries.dtype == dtype
+        weights, _ = attention_weights(**record.inputs)
+        assert weights.dtype == torch.float32
+        error = attention_output(weights, record.values).transpose(1, 2) - record.attention_output.float()
+        assert error.norm() < 4 * torch.finfo(dtype).eps * record.attention_output.float().norm()
+
+
+def test_a_compiled_model_is_refused_with_what_to_do():
+    model = tiny("llama")
+    with pytest.raises(UnsupportedAttention, match="_orig_mod"), capture(torch.compile(model)):
+        pass
+    model.compile()
+    with pytest.raises(UnsupportedAttention, match="is compiled"), capture(model):
+        pass
+
+
+@torch.no_grad()
+def test_offloaded_records_lie_on_the_cpu_and_are_equal():
+    model = tiny("llama")
+    with capture(model, window=4) as kept, capture(model, window=4, offload=True) as moved:
+        model(prompt())
+    for one, other in zip(kept, moved, strict=True):
+        assert other.keys.device.type == "cpu"
+        assert torch.equal(one.queries, other.queries)
+
+
+@torch.no_grad()
+def test_with_a_visitor_nothing_of_earlier_layers_is_held():
+    model, alive = tiny("llama"), []
+
+    def visit(record):
+        alive.append(weakref.ref(record.queries))
+        gc.collect()
+        assert [reference() is not None for reference in alive] == [False] * (len(alive) - 1) + [True]
+
+    with capture(model, window=2, visitor=visit):
+        model(prompt())
+    assert len(alive) == 3
+
+
+@torch.no_grad()
+def test_layers_that_are_looped_are_told_apart_by_their_call():
+    model = tiny_model("hrm_text")
+    with capture(model, window=2) as captured:
+        model(prompt())
+    keys = [(record.name, record.call) for record in captured]
+    assert len(set(keys)) == len(keys) > len({name for name, _ in keys})
 
 
 @pytest.mark.parametrize("window", [0, -3])
