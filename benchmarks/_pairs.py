@@ -48,3 +48,17 @@ def median_ratio(measured: Callable[[], object], base: Callable[[], object], pai
 def finish(figures: dict[str, object]) -> None:
     """Print the figures as the last line."""
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most bytes that torch's CPU allocator held at once during `work`, beyond what it held before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak

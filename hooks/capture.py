@@ -22,7 +22,7 @@ from hooks.layers import Layer, decoder_layers, is_attention
 from hooks.masks import visible
 from hooks.projection import OutputProjection, find_output_projection
 from hooks.records import Capture, LayerRecord
-from hooks.window import Window, last_queries
+from hooks.window import Shared, Window, last_queries
 
 Visitor = Callable[[LayerRecord], None]
 
@@ -72,11 +72,9 @@ def capture(
             if layers is None or layer.index in layers:
                 handles.append(layer.module.register_forward_pre_hook(recorder.enter(layer), with_kwargs=True))
                 handles.append(layer.module.register_forward_hook(recorder.leave))
-                handles += [
-                    part.register_forward_pre_hook(recorder.arguments, with_kwargs=True)
-                    for part in layer.module.modules()
-                    if is_attention(part)
-                ]
+                for part in filter(is_attention, layer.module.modules()):
+                    handles.append(part.register_forward_pre_hook(recorder.arguments, with_kwargs=True))
+                    handles.append(part.register_forward_hook(recorder.release))
         with intercept(model, recorder.attend):
             yield recorder.captured
     finally:
@@ -98,7 +96,7 @@ class _Frame:
     """A decoder layer that is running."""
 
     layer: Layer
-    hidden: Tensor
+    hidden_before: Tensor
     drafts: list[_Draft] = field(default_factory=list)
     arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
 
@@ -117,21 +115,25 @@ class _Recorder:
         self.captured = Capture(skipped=skipped)
         self.calls: Counter[str] = Counter()
         self.padding: Tensor | None = None
+        self.tokens: tuple[int, ...] | None = None  # (batch, queries) of the pass, where it is known
         self.frame: _Frame | None = None
+        self.slices = Shared()
+        self.masks = Shared()
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the pass: which tokens are pads."""
         bound = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
         mask = bound.get("attention_mask", bound.get("kwargs", {}).get("attention_mask"))
         self.padding = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        tokens = bound.get("input_ids", bound.get("kwargs", {}).get("input_ids"))
+        self.tokens = tuple(tokens.shape) if isinstance(tokens, Tensor) else None
 
     def enter(self, layer: Layer) -> Callable[..., None]:
         """Before a decoder layer."""
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.forget()
-            hidden = args[0] if args else kwargs["hidden_states"]
-            self.frame = _Frame(layer, hidden)
+            self.frame = _Frame(layer, self._hidden(args[0] if args else kwargs["hidden_states"]))
 
         return before
 
@@ -139,6 +141,11 @@ class _Recorder:
         """Before an attention module: what it was called with, should it have to be asked about a gate."""
         if self.frame is not None:
             self.frame.arguments[id(module)] = (args, kwargs)
+
+    def release(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """After an attention module: what it was called with need not be held any longer."""
+        if self.frame is not None:
+            self.frame.arguments.pop(id(module), None)
 
     def attend(self, call: AttentionCall, proceed: Proceed) -> AttentionResult:
         """The attention call itself."""
@@ -148,6 +155,11 @@ class _Recorder:
             return output, weights
         name = self.names[id(call.module)]
         batch, heads, queries, head_dim = call.query.shape
+        if frame.hidden_before.shape[0] != batch or (self.tokens or (batch, queries)) != (batch, queries):
+            raise UnsupportedAttention(
+                f"{name} attends over something other than the tokens: {queries} queries in a batch of {batch}, in a pass of "
+                f"{self.tokens}; capture takes decoder layers of self-attention, such as Llama's or Qwen3's"
+            )
         window = last_queries(self.padding, batch, queries, self.wanted)
         scale = call.options.get("scaling")
         draft = _Draft(
@@ -160,7 +172,7 @@ class _Recorder:
                 "keys": call.key.detach(),
                 "values": call.value.detach(),
                 "scale": float(scale if scale is not None else head_dim**-0.5),
-                "mask": _mask(call, window),
+                "mask": self._mask(call, window),
                 "query_valid": window.valid
                 if window.valid is not None
                 else torch.ones(batch, window.count, dtype=torch.bool, device=call.query.device),
@@ -184,19 +196,22 @@ class _Recorder:
         self, draft: _Draft, attention: nn.Module, output: Tensor, projection: OutputProjection
     ) -> Callable[..., None]:
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            if "projected_output" in draft.fields or not isinstance(result, Tensor):
+            if not isinstance(result, Tensor):
                 return
+            # nothing that this hook holds, whole tensors among it, outlives attention
+            assert draft.hook is not None
+            draft.hook.remove()
+            assert self.frame is not None
+            called = self.frame.arguments.get(id(attention))
             window: Window = draft.fields["window"]
             leading = output.shape[:2]
             given = args[0].reshape(*leading, -1)
             draft.fields["projected_output"] = window.take(result.reshape(*leading, -1), 1)
             if given.shape == output.flatten(2).shape and torch.equal(given, output.flatten(2)):
                 return
-            assert self.frame is not None
             try:
-                if id(attention) not in self.frame.arguments:
+                if called is None:
                     raise UnsupportedAttention(f"{draft.fields['name']} was called in a way that cannot be repeated")
-                called = self.frame.arguments[id(attention)]
                 gate = elementwise_gate(attention, *called, projection, output, given)
                 draft.fields["gate"] = window.take(gate, 1).transpose(1, 2)
             except UnsupportedAttention as error:
@@ -209,11 +224,11 @@ class _Recorder:
         frame = self.frame
         if frame is None or frame.layer.module is not layer:
             return
-        hidden = output[0] if isinstance(output, tuple) else output
+        after = self._hidden(output[0] if isinstance(output, tuple) else output)
         self.forget()
         for draft in frame.drafts:
             fields = draft.fields
-            window: Window = fields.pop("window")
+            fields.pop("window")
             if fields.get("projected_output") is None and "refusal" not in fields:
                 fields["refusal"] = (
                     f"{fields['name']} never called {fields['output_projection'].name} with its attention output"
@@ -221,14 +236,46 @@ class _Recorder:
             defaults = {"gate": None, "projected_output": None, "output_projection": None}
             record = LayerRecord(
                 **{**defaults, **fields},
-                hidden_before=window.take(frame.hidden, 1),
-                hidden_after=window.take(hidden, 1),
+                hidden_before=frame.hidden_before,
+                hidden_after=after,
             )
             record = record.to("cpu") if self.offload else record
             if self.visitor is None:
                 self.captured.records.append(record)
             else:
                 self.visitor(record)
+
+    def _hidden(self, hidden: Tensor) -> Tensor:
+        """The window of hidden states [batch, queries, *streams, model_dim]; some families put their streams first.
+
+        What one layer returns is what the next one gets: the slice is shared.
+        """
+
+        def cut() -> Tensor:
+            batch_first = hidden
+            if hidden.dim() == 4 and self.tokens is not None and hidden.shape[1:3] == self.tokens:
+                batch_first = hidden.movedim(0, 2)
+            batch, queries = batch_first.shape[:2]
+            return last_queries(self.padding, batch, queries, self.wanted).take(batch_first, 1)
+
+        return self.slices.get(hidden, (), cut)
+
+    def _mask(self, call: AttentionCall, window: Window) -> Tensor:
+        """The window's rows of the mask; rows of queries that are pads see everything, since they mean nothing."""
+
+        def cut() -> Tensor:
+            if window.index is None:
+                return visible(call, window.count).detach().clone()
+            mask = window.take(visible(call), 2)
+            assert window.valid is not None
+            pads = ~window.valid[:, None, :, None]
+            return mask | pads if mask.dtype == torch.bool else mask.masked_fill(pads, 0)
+
+        if call.options.get("position_bias") is not None:
+            return cut()
+        settings = (call.options.get("is_causal"), call.options.get("sliding_window"), getattr(call.module, "is_causal", True))
+        shapes = (call.query.shape[0], call.query.shape[2], call.key.shape[2], call.query.device)
+        return self.masks.get(call.mask, (*shapes, *settings, call.implementation), cut)
 
     def forget(self) -> None:
         """Drop what a layer left unfinished, its hooks on W_O included."""
@@ -237,16 +284,6 @@ class _Recorder:
                 if draft.hook is not None:
                     draft.hook.remove()
         self.frame = None
-
-
-def _mask(call: AttentionCall, window: Window) -> Tensor:
-    """The window's rows of the mask; rows of queries that are pads see everything, since they mean nothing."""
-    if window.index is None:
-        return visible(call, window.count).detach().clone()
-    mask = window.take(visible(call), 2)
-    assert window.valid is not None
-    pads = ~window.valid[:, None, :, None]
-    return mask | pads if mask.dtype == torch.bool else mask.masked_fill(pads, 0)
 
 
 def _sinks(call: AttentionCall, window: Window) -> Tensor | None:

@@ -19,7 +19,8 @@ class LayerRecord:
     Tensors stay on the model's device, in its dtype, and carry no gradient. `keys` and `values` are those that attention
     read: after RoPE, norms and the cache's update, one per KV head. `mask` is boolean (True: visible) or additive; pads are hidden in it.
     In a padded batch the queries are each row's last ones that are no pads; `query_valid` is False where a row has fewer, and what stands
-    there means nothing. `hidden_before` and `hidden_after` are the decoder layer's input and output; `attention_output` is what attention
+    there means nothing. `hidden_before` and `hidden_after` are the decoder layer's input and output, with a dimension for its streams
+    where a family has several; `attention_output` is what attention
     returned, `gate` the factor that it is multiplied with before W_O (None: there is none), and `projected_output` what W_O returned (with
     its bias). `name` is the attention module's qualified name and `call` counts its calls within one capture, from 0; `layer` is the decoder
     layer's place in the model's list of layers.
@@ -36,8 +37,8 @@ class LayerRecord:
     query_valid: Bool[Tensor, "batch queries"]
     softcap: float | None
     sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None
-    hidden_before: Float[Tensor, "batch queries model_dim"]
-    hidden_after: Float[Tensor, "batch queries model_dim"]
+    hidden_before: Float[Tensor, "batch queries *streams model_dim"]
+    hidden_after: Float[Tensor, "batch queries *streams model_dim"]
     attention_output: Float[Tensor, "batch queries heads value_dim"]
     gate: Float[Tensor, "batch heads queries value_dim"] | None
     projected_output: Float[Tensor, "batch queries out_dim"] | None

@@ -65,6 +65,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
         "layer_types": ["indexed_attention", "sliding_attention"] * 2,
         "mlp_layer_types": ["dense"] * 4,
         "per_layer_config": {},
+        "head_dim": 16,  # what qk_nope_head_dim and qk_rope_head_dim add up to
     },
     "falcon": {"head_dim": None},
     "falcon_h1": {"mamba_d_ssm": 64},

@@ -1,6 +1,8 @@
 """The last queries of a pass: of each row, and none of them a pad."""
 
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,3 +46,25 @@ def last_queries(padding: Tensor | None, batch: int, queries: int, wanted: int |
         return Window(count)
     order = real.to(torch.int8).argsort(dim=1, stable=True)[:, -count:]  # pads first, then the tokens in order
     return Window(count, order, real.gather(1, order))
+
+
+@dataclass
+class Shared:
+    """Slices by the tensor that they were cut from, so that layers that were given one tensor share one copy of its part.
+
+    Holds no tensor alive but the slices, and those only as long as a record does.
+    """
+
+    held: dict[tuple[Hashable, ...], tuple[weakref.ref[object] | None, weakref.ref[Tensor]]] = field(default_factory=dict)
+
+    def get(self, source: object, settings: tuple[Hashable, ...], cut: Callable[[], Tensor]) -> Tensor:
+        """What `cut` makes of `source` under `settings`, or what it made of the same tensor before."""
+        key = (id(source), *settings)
+        if key in self.held:
+            origin, part = self.held[key]
+            known = part()
+            if known is not None and (origin is None) == (source is None) and (origin is None or origin() is source):
+                return known
+        made = cut()
+        self.held[key] = (None if source is None else weakref.ref(source), weakref.ref(made))
+        return made

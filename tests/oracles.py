@@ -23,7 +23,7 @@ def outputs(problem):
     return full, evicted
 
 
-def attention(queries, keys, scale, visible=None, softcap=None, sinks=None):
+def attention(queries, keys, scale, visible=None, softcap=None, sinks=None, bias=None):
     """Probabilities [batch, heads, queries, keys] and sink mass, one softmax at a time."""
     q, k = np.asarray(queries, float), np.asarray(keys, float)
     batch, heads, count, _ = q.shape
@@ -35,9 +35,12 @@ def attention(queries, keys, scale, visible=None, softcap=None, sinks=None):
             logits = softcap * np.tanh(logits / softcap)
         if visible is not None:
             logits = np.where(visible[b, h, t], logits, -np.inf)
-        top = max(logits.max(), -np.inf if sinks is None else float(sinks[h]))
+        if bias is not None:
+            logits = logits + bias[b, h, t]
+        own = -np.inf if sinks is None else float(sinks[h] if np.ndim(sinks) == 1 else sinks[b][h][t])
+        top = max(logits.max(), own)
         powers = np.exp(logits - top)
-        extra = 0.0 if sinks is None else np.exp(float(sinks[h]) - top)
+        extra = 0.0 if sinks is None else np.exp(own - top)
         weights[b, h, t] = powers / (powers.sum() + extra)
         sink[b, h, t] = extra / (powers.sum() + extra)
     return weights, sink

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.models import models
 from analysis.cli.validate import validate
 from analysis.errors import InputError
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(validate)
+app.command()(models)
 
 
 def _version(wanted: bool) -> bool:

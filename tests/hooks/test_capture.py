@@ -446,3 +446,35 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         model(prompt())
     with pytest.raises(KeyError, match=r"model\.layers\.2\.self_attn"):
         captured.named("model.layers.7.self_attn")
+
+
+@torch.no_grad()
+def test_a_model_with_adapters_is_captured_and_its_w_o_includes_them():
+    from peft import LoraConfig, get_peft_model
+
+    model = tiny_model("llama", dtype=torch.float64)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "o_proj"], r=2, init_lora_weights=False))
+    adapted.eval()
+    plain = adapted(input_ids=prompt(2 * 8)).logits
+    with capture(adapted, window=4) as captured:
+        assert torch.equal(adapted(input_ids=prompt(2 * 8)).logits, plain)
+    for record in captured:
+        heads = attention_output(attention_weights(**record.inputs)[0], record.values)
+        torch.testing.assert_close((heads @ record.projection_blocks).sum(1), record.projected_output)
+    base = adapted.base_model.model.model.layers[0].self_attn.o_proj.base_layer.weight
+    assert not torch.allclose(captured[0].projection_blocks.flatten(0, 1), base.t())
+
+
+@torch.no_grad()
+def test_a_model_whose_layers_are_loaded_when_they_run_is_captured():
+    """Accelerate's offloading leaves weights on the meta device until their module is called."""
+    from accelerate import cpu_offload
+
+    model, plain = tiny_model("llama"), tiny_model("llama")
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.model.layers[0].self_attn.o_proj.weight.is_meta
+    with capture(model, window=4) as captured, capture(plain, window=4) as expected:
+        assert torch.equal(model(prompt()).logits, plain(prompt()).logits)
+    for record, other in zip(captured, expected, strict=True):
+        assert torch.equal(record.queries, other.queries)
+        torch.testing.assert_close(record.projection_blocks, other.projection_blocks)
