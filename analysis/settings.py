@@ -63,6 +63,6 @@ class ValidationSettings:
         values = dataclasses.asdict(self)
         return {**values, "context_files": [str(path) for path in self.context_files], "budgets": list(self.budgets)}
 
-    def fingerprint(self, contexts: list[tuple[str, str]]) -> str:
-        """A digest of the settings and the texts (name, content): what a continued run must agree on."""
-        return hashlib.sha256(json.dumps([self.as_dict(), contexts], sort_keys=True).encode()).hexdigest()
+    def fingerprint(self, contexts: list[tuple[str, str]], versions: dict[str, str]) -> str:
+        """A digest of settings, texts (name, content) and versions: what a continued run must agree on."""
+        return hashlib.sha256(json.dumps([self.as_dict(), contexts, versions], sort_keys=True).encode()).hexdigest()

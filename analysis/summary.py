@@ -1,5 +1,6 @@
 """From rows to the few numbers that a terminal and the report's first table show. DataFrame in, DataFrame out."""
 
+import numpy as np
 import pandas as pd
 
 BASE, CANDIDATE = "snapkv", "snapkv+two-stage"
@@ -8,7 +9,8 @@ BASE, CANDIDATE = "snapkv", "snapkv+two-stage"
 def relative_change(heads: pd.DataFrame, *, norm: str = "L1") -> pd.DataFrame:
     """(L of two-stage − L of attention-only) / L of attention-only, for every context, layer, head, budget and query set.
 
-    Columns `context, layer, head, budget, queries, change, improved`. Heads that attention-only does not perturb at all are
+    Columns `context, layer, head, budget, queries, change, improved`; `improved` is 1 where L is lower,
+    ½ where it is the same, else 0. Heads that attention-only does not perturb at all are
     left out, since nothing is relative to 0.
     """
     keys = ["context", "layer", "head", "budget", "queries"]
@@ -16,13 +18,13 @@ def relative_change(heads: pd.DataFrame, *, norm: str = "L1") -> pd.DataFrame:
     wide = chosen.pivot(index=keys, columns="policy", values="perturbation")
     wide = wide[wide[BASE] > 0]
     change = (wide[CANDIDATE] - wide[BASE]) / wide[BASE]
-    return pd.DataFrame({"change": change, "improved": wide[CANDIDATE] < wide[BASE]}).reset_index()
+    return pd.DataFrame({"change": change, "improved": (1 - np.sign(change)) / 2}).reset_index()
 
 
 def perturbation_summary(heads: pd.DataFrame, *, norm: str = "L1") -> pd.DataFrame:
     """A row per query set and budget.
 
-    `improved`: share of heads whose mean L is lower under two-stage. `mean_change`, `median_change`: of the relative change
+    `improved`: share of heads whose mean L is lower under two-stage, a tie counting ½. `mean_change`, `median_change`: of the relative change
     per head. `total_change`: relative change of ΣL over the heads. `sigma_share`: share of queries with σ > ½ under
     two-stage, all kept entries counted; `stage1_share`: the same after stage 1 alone. `tightness`: median over heads of
     mean θ / mean L under two-stage.

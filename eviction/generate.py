@@ -39,12 +39,13 @@ def prefill(model: nn.Module, prompt: Int[Tensor, "batch prompt"], policy: Polic
     Raises:
         BudgetError: the budget does not hold more than the policy's window.
         ValueError: the prompt is not one row.
-        UnsupportedAttention, NotImplementedError: the model's attention or cache cannot be evicted from.
+        UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
     if prompt.shape[0] != 1:
         raise ValueError(f"prefill takes one prompt at a time, not a batch of {prompt.shape[0]}")
     policy.allocate(budget, prompt.shape[1], min(policy.window, prompt.shape[1]))  # refused before the work, not after
     cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
+    EvictedCache.require_support(cache)
     decisions: list[Decision] = []
 
     def choose(record: LayerRecord) -> None:
@@ -74,6 +75,15 @@ def generate(
         raise ValueError(f"generate makes its own cache; leave out {' and '.join(clash)}")
     if prompt.shape[1] < 2:
         raise ValueError(f"a prompt of at least 2 tokens is needed, not {prompt.shape[1]}")
+    asked = [
+        settings.get(name) or getattr(model.generation_config, name, None) or 1
+        for name in ("num_beams", "num_return_sequences")
+    ]
+    if (several := [count for count in asked if count != 1]) or "generation_config" in settings:
+        raise ValueError(
+            f"generate decodes one sequence on the compressed cache; leave out num_beams and num_return_sequences ({several}), give settings "
+            "by name instead of a generation_config"
+        )
     evicted = prefill(model, prompt[:, :-1], policy, budget).cache
     mask = torch.ones_like(prompt)
     return model.generate(prompt, **{"attention_mask": mask, **settings, keyword: evicted})  # type: ignore[operator]

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
+from hooks.errors import UnsupportedAttention
 from hooks.masks import visible
 
 
@@ -25,6 +26,11 @@ def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch kv_heads prompt"
     """
 
     def hide(call: AttentionCall, proceed: Proceed) -> AttentionResult:
+        if call.implementation not in ("sdpa", "eager"):
+            raise UnsupportedAttention(
+                f"entries cannot be hidden per head under '{call.implementation}', whose mask is the same for every head; load the model with "
+                "attn_implementation='sdpa' or 'eager'"
+            )
         layer = int(call.module.layer_idx)  # type: ignore[arg-type]
         if layer >= len(keep):
             raise ValueError(f"layer {layer} calls attention, but there are only {len(keep)} keep-masks")
@@ -38,7 +44,8 @@ def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch kv_heads prompt"
             )
         later = chosen.new_ones(batch, kv_heads, keys - chosen.shape[2])
         seen = torch.cat([chosen, later], dim=2).repeat_interleave(heads // kv_heads, dim=1)[:, :, None]
-        mask = visible(call)
+        mask = visible(call)  # a position bias is in it now, and must not be added twice
+        call = replace(call, options={name: value for name, value in call.options.items() if name != "position_bias"})
         if mask.dtype == torch.bool and call.implementation != "eager":
             return proceed(replace(call, mask=mask & seen))
         lowest = torch.finfo(call.query.dtype).min

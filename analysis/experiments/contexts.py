@@ -72,9 +72,9 @@ def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: i
 
 
 def _read(path: Path) -> str:
-    if path.is_dir():
-        raise InputError(f"--context {path} is a folder; name the files in it")
     try:
+        if path.is_dir():
+            raise InputError(f"--context {path} is a folder; name the files in it")
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"--context {path} is not text in UTF-8 (byte {error.start} is not)") from error
@@ -94,6 +94,8 @@ def _passages(settings: ValidationSettings) -> list[Text]:
     from pydoc_data.topics import topics
 
     order = sorted(topics)
+    if settings.passages > len(order):
+        raise InputError(f"--passages is at most {len(order)}, the topics of Python's documentation; not {settings.passages}")
     random.Random(settings.seed).shuffle(order)  # noqa: S311
     wanted = 8 * settings.context_length  # characters; cut to tokens later
     passages = []

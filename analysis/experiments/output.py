@@ -1,12 +1,13 @@
 """The run's folder: nothing half-written, and a run that was stopped goes on where it was.
 
 While a run is under way its folder holds only `.progress`, with the rows of each finished context. Tables, figures and
-report are written there too and moved out in one go at the end.
+report are written there too and moved out at the end, when all are whole.
 """
 
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,24 @@ class RunFolder:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path = path
         self.progress = path / PROGRESS
-        self._existed = path.exists()
+        self._made: list[Path] = []
         mark = self.progress / "fingerprint"
         try:
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             if path.exists() and not path.is_dir():
                 raise InputError(f"--out {path} is a file; name a folder")
             held = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
-            if held and held != [PROGRESS]:
+            if held and PROGRESS not in held:
                 raise InputError(f"--out {path} is not empty (it holds {held[0]}); name a new folder")
             if held and (not mark.is_file() or mark.read_text() != fingerprint):
                 raise InputError(
-                    f"--out {path} holds an unfinished run with other settings; give those again to go on, or a new folder"
+                    f"--out {path} holds an unfinished run with other settings or versions; give those again to go on, or a new folder"
                 )
             self.progress.mkdir(parents=True, exist_ok=True)
             mark.write_text(fingerprint)
         except OSError as error:
-            self.abandon()
+            with suppress(OSError):
+                self.abandon()
             raise InputError(f"--out {path} cannot be written: {error.strerror}") from error
 
     def abandon(self) -> None:
@@ -51,8 +54,9 @@ class RunFolder:
         if any(self.progress.glob("context-*")):
             return
         shutil.rmtree(self.progress, ignore_errors=True)
-        if not self._existed and self.path.is_dir() and not any(self.path.iterdir()):
-            self.path.rmdir()
+        for folder in self._made:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
     def finished(self, number: int) -> tuple[dict[str, pd.DataFrame], dict[str, Any]] | None:
         """The tables and notes of context `number`, if an earlier start finished it."""
@@ -80,7 +84,13 @@ class RunFolder:
         return staging
 
     def publish(self, staging: Path) -> None:
-        """Move the final files out and forget the progress."""
+        """Move the final files out and forget the progress.
+
+        Should it be stopped in between, the progress is still there, and the next start makes and moves them again.
+        """
         for entry in sorted(staging.iterdir()):
-            entry.rename(self.path / entry.name)
+            target = self.path / entry.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            entry.replace(target)
         shutil.rmtree(self.progress)

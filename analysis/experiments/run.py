@@ -77,7 +77,9 @@ def validate(
         SelfCheckFailed: the model is not reproduced; nothing is kept.
     """
     sources = texts(settings)
-    folder = RunFolder(out, settings.fingerprint([(source.name, source.content) for source in sources]))
+    folder = RunFolder(
+        out, settings.fingerprint([(source.name, source.content) for source in sources], provenance(())["versions"])
+    )
     try:
         return _run(settings, folder, sources, loaded, command, report)
     except BaseException:

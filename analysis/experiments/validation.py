@@ -17,6 +17,7 @@ from eviction.cache import EvictedCache, cache_bytes
 from eviction.policy import Policy
 from eviction.select import Decision, TwoStage
 from hooks.capture import capture
+from hooks.dispatch import implementations
 from hooks.forward import crop, forward, greedy
 from hooks.records import Capture, LayerRecord
 from hooks.reference import LoadedModel
@@ -69,6 +70,7 @@ def validate_context(
 
     progress("prefill")
     cache = DynamicCache(config=model.config)
+    EvictedCache.require_support(cache)
     with capture(model, window=settings.window) as prefilled:
         logits = forward(model, prompt, cache, last_logits=1)
 
@@ -82,7 +84,7 @@ def validate_context(
     progress("self-check")
     everything = [torch.ones_like(record.keys[..., :length, 0], dtype=torch.bool) for record in prefilled]
     kept_all = forward(model, tokens, EvictedCache.compacted(cache, everything))
-    selfcheck = check(decoded, full_logits, kept_all)
+    selfcheck = check([prefilled, decoded], full_logits, kept_all, eager="eager" in implementations(model))
     selfcheck.require()
 
     progress("truth and bounds")

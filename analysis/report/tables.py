@@ -5,7 +5,7 @@ import pandas as pd
 from analysis.schema import POLICIES, QUERY_SETS
 
 LEGEND = (
-    "improved: heads with lower L under two-stage selection. ΔL: relative change of L per head, mean and median; ΔΣL: of the "
+    "improved: heads with lower L under two-stage selection (a tie counts ½). ΔL: relative change of L per head, mean and median; ΔΣL: of the "
     "sum over heads. σ > ½, σ₁ > ½: queries where kept entries, or stage 1's and the always-kept, hold over half of the "
     "attention (two-stage). θ / L: median over heads, two-stage."
 )

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from hooks.errors import UnsupportedAttention
+
 
 class EvictedLayer(DynamicLayer):
     """One layer's kept entries, and how many were dropped before them.
@@ -76,22 +78,33 @@ class EvictedCache(Cache):
 
         Raises:
             ValueError: a mask does not fit its layer, or heads, rows or layers would keep different numbers of entries.
-            NotImplementedError: a layer is not a plain dynamic one (sliding windows, quantised or static caches).
+            UnsupportedAttention: a layer is not a plain dynamic one (sliding windows, quantised or static caches).
         """
         if len(keep) != len(cache.layers):
             raise ValueError(f"{len(keep)} keep-masks for a cache of {len(cache.layers)} layers")
-        layers = []
-        for index, (layer, mask) in enumerate(zip(cache.layers, keep, strict=True)):
-            if type(layer) is not DynamicLayer:
-                raise NotImplementedError(
-                    f"layer {index} of the cache is a {type(layer).__name__}; full-attention layers of a DynamicCache can be "
-                    "compacted"
-                )
-            layers.append(_compact(layer, mask, index))
+        cls.require_support(cache)
+        layers = [
+            _compact(cast(DynamicLayer, layer), mask, index)
+            for index, (layer, mask) in enumerate(zip(cache.layers, keep, strict=True))
+        ]
         sizes = {layer.kept for layer in layers}
         if len(sizes) > 1:
             raise ValueError(f"layers would keep different numbers of entries ({sorted(sizes)}); this cache is uniform")
         return cls(layers)
+
+    @staticmethod
+    def require_support(cache: Cache) -> None:
+        """Refuse, before any work, a cache that cannot be compacted: `cache` as made for the model, empty or not.
+
+        Raises:
+            UnsupportedAttention: a layer is not a plain dynamic one (a sliding window, linear attention, quantised or static).
+        """
+        for index, layer in enumerate(cache.layers):
+            if type(layer) is not DynamicLayer:
+                raise UnsupportedAttention(
+                    f"layer {index} of the cache is a {type(layer).__name__}; full-attention layers of a DynamicCache can be "
+                    "compacted, such as Llama's, Qwen3's or GPT-2's"
+                )
 
     @property
     def entries(self) -> int:

@@ -16,7 +16,8 @@ from eviction.select.top import top
 class TwoStage:
     """Stage 1 keeps the top α b by accumulated attention A; stage 2 fills the rest by (A + ε) ‖V W_O‖₁.
 
-    Stage 1 is there to bring σ above ½; where it does, stage 2 minimises the bound θ̂ (Theorem 3.5).
+    Stage 1 is there to bring σ above ½. For one query of one head, with ε = 0, A not pooled and σ₁ > ½, stage 2 then minimises the bound θ̂
+    (Theorem 3.5); over a window, a group and with ε it is the heuristic that the paper runs.
 
     Attributes:
         alpha: the share of stage 1, in [0, 1]; 1 is attention-only selection.
@@ -42,8 +43,8 @@ class TwoStage:
     def first_stage(self, entries: int, protected: int) -> int:
         """How many entries stage 1 chooses beside the protected ones."""
         if self.share_of == "free":
-            return math.floor(self.alpha * (entries - protected))
-        return max(math.floor(self.alpha * entries) - protected, 0)
+            return math.floor(self.alpha * (entries - protected) + 1e-9)  # 0.29 · 100 is 29
+        return max(math.floor(self.alpha * entries + 1e-9) - protected, 0)
 
     def __call__(
         self,

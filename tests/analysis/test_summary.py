@@ -13,6 +13,8 @@ def test_relative_change_is_per_head_against_attention_only():
     assert set(change[change["head"] == 0]["change"]) == {-0.5}
     assert set(change[change["head"] == 1]["change"]) == {0.25}
     assert (change["improved"] == (change["head"] == 0)).all()
+    same = rows.heads().assign(perturbation=1.0)
+    assert set(relative_change(same)["improved"]) == {0.5}
 
 
 def test_heads_that_nothing_perturbs_are_left_out_not_divided_by():

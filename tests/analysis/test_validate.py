@@ -243,6 +243,8 @@ MISTAKES = {
     "an unknown pooling": (["--pooling", "median"], "one of max, mean, none"),
     "an unknown dtype": (["--dtype", "int8"], "one of float32"),
     "an unknown device": (["--device", "cuda:7"], "is not available"),
+    "more passages than topics": (["--passages", "100"], "--passages is at most"),
+    "an output with a name too long": (["--out", "x" * 300], "cannot be written"),
     "no passages": (["--passages", "0"], "at least 1"),
 }
 
@@ -267,7 +269,7 @@ def test_a_mistake_is_one_message_and_exit_code_2_and_writes_nothing(mistake, tm
     assert stopped.value.code == 2
     assert message in " ".join(printed.err.split())
     assert "Traceback" not in printed.err
-    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.name != "runs") == before
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
 
 
 def test_an_unknown_option_is_exit_code_2():

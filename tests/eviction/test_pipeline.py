@@ -6,7 +6,7 @@ from models import prompt, tiny
 from transformers.cache_utils import DynamicCache
 
 from eviction import BudgetError, EvictedCache, cache_bytes, generate, prefill, snapkv, snapkv_two_stage
-from hooks import hiding
+from hooks import UnsupportedAttention, hiding
 from hooks.forward import forward
 from perturbation import attention_weights
 
@@ -103,6 +103,11 @@ def test_generate_with_everything_kept_is_generate():
     assert torch.equal(generate(model, tokens, POLICIES[1], 1.0, max_new_tokens=8, do_sample=False), plain)
 
 
+def test_several_sequences_on_one_compressed_cache_are_refused():
+    with pytest.raises(ValueError, match="one sequence"):
+        generate(tiny("llama"), prompt(40), POLICIES[0], 0.5, num_beams=2)
+
+
 def test_a_prompt_of_several_rows_or_of_one_token_is_refused():
     with pytest.raises(ValueError, match="not a batch of 2"):
         prefill(tiny("llama"), prompt(20, batch=2), POLICIES[0], 0.5)
@@ -152,7 +157,7 @@ def test_masks_that_the_cache_cannot_hold_are_refused():
 @torch.no_grad()
 def test_a_sliding_window_cache_is_refused():
     model = tiny("gemma2", "eager")
-    with pytest.raises(NotImplementedError, match="DynamicSlidingWindowLayer"):
+    with pytest.raises(UnsupportedAttention, match="DynamicSlidingWindowLayer"):
         prefill(model, prompt(20), POLICIES[0], 0.5)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import prompt, tiny
 
-from hooks import capture, hiding
+from hooks import UnsupportedAttention, capture, hiding
 from hooks.dispatch import is_intercepted
 
 
@@ -50,3 +50,11 @@ def test_masks_that_do_not_fit_are_refused_with_shapes_and_nothing_is_left():
     with pytest.raises(ValueError, match=message), hiding(model, one_layer):
         model(prompt(18))
     assert not is_intercepted(model)
+
+
+@torch.no_grad()
+def test_hiding_under_flex_attention_is_refused_not_run():
+    model = tiny("llama", "flex_attention", head_dim=32, hidden_size=128)
+    masks = [torch.ones(1, 2, 10, dtype=torch.bool)] * 3
+    with pytest.raises(UnsupportedAttention, match="'flex_attention'"), hiding(model, masks):
+        model(prompt(18))
