@@ -45,6 +45,8 @@ class EvictedLayer(DynamicLayer):
         Raises:
             ValueError: it would reach into the compressed prompt, whose dropped entries are gone.
         """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes the negative of the number of tokens to take back, not {tokens_to_remove}")
         assert self.keys is not None
         written = self.keys.shape[-2] - self.kept
         if -tokens_to_remove > written:
@@ -52,7 +54,10 @@ class EvictedLayer(DynamicLayer):
                 f"cannot take back {-tokens_to_remove} tokens: only {written} were written after the eviction, and the "
                 "entries dropped from the prompt are gone; prefill the shorter prompt instead"
             )
-        super().crop(tokens_to_remove)
+        # not DynamicLayer's: releases differ in what they take, and count by get_seq_length, which here includes what was dropped
+        assert self.values is not None
+        held = self.keys.shape[-2] + min(tokens_to_remove, 0)
+        self.keys, self.values = self.keys[..., :held, :], self.values[..., :held, :]
 
     def reset(self) -> None:
         """Not possible: an evicted layer without its entries is nothing.
