@@ -89,13 +89,15 @@ class Table:
         return self.checked(pq.read_table(path).to_pandas())
 
 
+_CONTEXT = Column("context", "string", "name of the text", key=True)
+_BUDGET = Column("budget", "float", "share of the prompt's entries that each KV head keeps, the window counted", key=True)
 _CELL = (
-    Column("context", "string", "name of the text", key=True),
+    _CONTEXT,
     Column("layer", "int", "decoder layer, from 0", key=True),
 )
 _CHOICE = (
     Column("policy", "string", "what chose the entries: " + ", ".join(POLICIES), key=True),
-    Column("budget", "float", "share of the prompt's entries that each KV head keeps, the window counted", key=True),
+    _BUDGET,
 )
 _JUDGED = (
     Column("queries", "string", "whose attention is judged: " + ", ".join(QUERY_SETS), key=True),
@@ -153,9 +155,9 @@ LAYERS = Table(
 RUNS = Table(
     "runs",
     (
-        Column("context", "string", "name of the text", key=True),
+        _CONTEXT,
         Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),
-        Column("budget", "float", "share of the prompt's entries that each KV head keeps, the window counted", key=True),
+        _BUDGET,
         Column("tokens", "int", "tokens of the prompt"),
         Column("kl", "float", "KL(full ‖ evicted) of the next tokens' distributions, in nats; mean over the tokens"),
         Column("agreement", "float", "share of the next tokens whose likeliest token is the full cache's"),

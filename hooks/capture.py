@@ -117,7 +117,7 @@ class _Recorder:
         self.padding: Tensor | None = None
         self.tokens: tuple[int, ...] | None = None  # (batch, queries) of the pass, where it is known
         self.frame: _Frame | None = None
-        self.slices = Shared()
+        self.hidden = Shared()
         self.masks = Shared()
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -246,36 +246,21 @@ class _Recorder:
                 self.visitor(record)
 
     def _hidden(self, hidden: Tensor) -> Tensor:
-        """The window of hidden states [batch, queries, *streams, model_dim]; some families put their streams first.
-
-        What one layer returns is what the next one gets: the slice is shared.
-        """
-
-        def cut() -> Tensor:
-            batch_first = hidden
-            if hidden.dim() == 4 and self.tokens is not None and hidden.shape[1:3] == self.tokens:
-                batch_first = hidden.movedim(0, 2)
-            batch, queries = batch_first.shape[:2]
-            return last_queries(self.padding, batch, queries, self.wanted).take(batch_first, 1)
-
-        return self.slices.get(hidden, (), cut)
+        """The window of hidden states [batch, queries, *streams, model_dim]; some families put their streams first."""
+        if hidden.dim() == 4 and self.tokens is not None and hidden.shape[1:3] == self.tokens:
+            hidden = hidden.movedim(0, 2)
+        batch, queries = hidden.shape[:2]
+        # what one layer returns is, as a rule, what the next one gets
+        return self.hidden(last_queries(self.padding, batch, queries, self.wanted).take(hidden, 1))
 
     def _mask(self, call: AttentionCall, window: Window) -> Tensor:
         """The window's rows of the mask; rows of queries that are pads see everything, since they mean nothing."""
-
-        def cut() -> Tensor:
-            if window.index is None:
-                return visible(call, window.count).detach().clone()
-            mask = window.take(visible(call), 2)
-            assert window.valid is not None
-            pads = ~window.valid[:, None, :, None]
-            return mask | pads if mask.dtype == torch.bool else mask.masked_fill(pads, 0)
-
-        if call.options.get("position_bias") is not None:
-            return cut()
-        settings = (call.options.get("is_causal"), call.options.get("sliding_window"), getattr(call.module, "is_causal", True))
-        shapes = (call.query.shape[0], call.query.shape[2], call.key.shape[2], call.query.device)
-        return self.masks.get(call.mask, (*shapes, *settings, call.implementation), cut)
+        if window.index is None:
+            return self.masks(visible(call, window.count).detach().clone())
+        mask = window.take(visible(call), 2)
+        assert window.valid is not None
+        pads = ~window.valid[:, None, :, None]
+        return self.masks(mask | pads if mask.dtype == torch.bool else mask.masked_fill(pads, 0))
 
     def forget(self) -> None:
         """Drop what a layer left unfinished, its hooks on W_O included."""

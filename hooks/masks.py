@@ -31,11 +31,6 @@ def visible(call: AttentionCall, queries: int | None = None) -> Tensor:
     return mask + bias
 
 
-def hidden(mask: Tensor) -> Tensor:
-    """Which entries a mask takes away altogether, boolean: ¬mask, or where an additive mask is as low as its dtype goes."""
-    return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
-
-
 def _rows(call: AttentionCall, count: int, total: int, keys: int) -> Tensor:
     mask, device = call.mask, call.query.device
     if call.implementation.startswith("flash"):

@@ -119,9 +119,10 @@ def tiny_config(family: str, **settings: Any) -> PreTrainedConfig:
     text = default.get_text_config() if hasattr(default, "get_text_config") else default
     sizes: dict[str, Any] = {}
     for name, size in SIZES.items():
-        value = getattr(type(text), name, None) if not _has(text, name) else getattr(text, name)
+        known = _has(text, name)
+        value = getattr(text if known else type(text), name, None)
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if numeric or (name in ("num_key_value_heads", "head_dim") and _has(text, name)):
+        if numeric or (known and name in ("num_key_value_heads", "head_dim")):
             sizes[name] = size
     if "kv_lora_rank" in sizes:  # latent attention expands to a key and a value for every head
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]

@@ -1,8 +1,7 @@
 """The last queries of a pass: of each row, and none of them a pad."""
 
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,23 +47,20 @@ def last_queries(padding: Tensor | None, batch: int, queries: int, wanted: int |
     return Window(count, order, real.gather(1, order))
 
 
-@dataclass
 class Shared:
-    """Slices by the tensor that they were cut from, so that layers that were given one tensor share one copy of its part.
+    """One copy of tensors that are equal, so that layers which were given the same thing do not each keep their own.
 
-    Holds no tensor alive but the slices, and those only as long as a record does.
+    Holds nothing alive: a copy lives as long as a record has it.
     """
 
-    held: dict[tuple[Hashable, ...], tuple[weakref.ref[object] | None, weakref.ref[Tensor]]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._held: list[weakref.ref[Tensor]] = []
 
-    def get(self, source: object, settings: tuple[Hashable, ...], cut: Callable[[], Tensor]) -> Tensor:
-        """What `cut` makes of `source` under `settings`, or what it made of the same tensor before."""
-        key = (id(source), *settings)
-        if key in self.held:
-            origin, part = self.held[key]
-            known = part()
-            if known is not None and (origin is None) == (source is None) and (origin is None or origin() is source):
-                return known
-        made = cut()
-        self.held[key] = (None if source is None else weakref.ref(source), weakref.ref(made))
-        return made
+    def __call__(self, part: Tensor) -> Tensor:
+        """`part`, or the tensor equal to it that is still in use."""
+        alive = [tensor for reference in self._held if (tensor := reference()) is not None]
+        for tensor in alive:
+            if tensor.dtype == part.dtype and tensor.device == part.device and torch.equal(tensor, part):
+                return tensor
+        self._held = [weakref.ref(tensor) for tensor in (*alive[-1:], part)]  # two: sliding and full layers take turns
+        return part

@@ -61,7 +61,7 @@ def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: i
     if limit is not None and count + settings.later + 1 > limit:
         raise InputError(
             f"{text.name}: {count} tokens and the {settings.later + 1} that follow exceed the {limit} positions of the "
-            f"model; lower --context-length to at most {limit - settings.later - 1}"
+            f"model; lower --context-length or --later, so that they add up to less than {limit}"
         )
     for budget in settings.budgets:
         try:

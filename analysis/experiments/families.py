@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
+from analysis.experiments.reproduction import attention_error, projection_error
 from hooks.capture import capture
 from hooks.errors import UnsupportedAttention
-from hooks.records import Capture, LayerRecord
+from hooks.records import Capture
 from hooks.tiny import tiny_model
-from perturbation.output import attention_output
-from perturbation.weights import attention_weights
 
 Status = Literal["exact", "coupled", "refused", "not built"]
 MEANING: dict[Status, str] = {
@@ -85,15 +83,12 @@ def _examined(family: str, attention: str, model: Any) -> FamilyStatus:
 
 
 def _compared(family: str, attention: str, captured: Capture, logits_equal: bool) -> FamilyStatus:
-    attention_error, projection_error, refusal = 0.0, None, ""
-    for record in captured:
-        weights, _ = attention_weights(**record.inputs)
-        heads = attention_output(weights, record.values)
-        attention_error = max(attention_error, _relative(heads.transpose(1, 2), record.attention_output))
-        try:
-            projection_error = max(projection_error or 0.0, _projection_error(record, heads))
-        except UnsupportedAttention as error:
-            refusal = str(error)
+    projected: float | None = None
+    refusal = ""
+    try:
+        projected = max(map(projection_error, captured))
+    except UnsupportedAttention as error:
+        refusal = str(error)
     return FamilyStatus(
         family,
         "coupled" if refusal else "exact",
@@ -102,24 +97,10 @@ def _compared(family: str, attention: str, captured: Capture, logits_equal: bool
         len(captured.skipped),
         any(record.gate is not None for record in captured),
         logits_equal,
-        attention_error,
-        None if refusal else projection_error,
+        max(map(attention_error, captured)),
+        projected,
         refusal,
     )
-
-
-def _projection_error(record: LayerRecord, heads: Tensor) -> float:
-    blocks = record.projection_blocks
-    gated = heads if record.gate is None else heads * record.gate
-    written = (gated @ blocks).sum(1)
-    assert record.output_projection is not None
-    bias = record.output_projection.bias
-    assert record.projected_output is not None
-    return _relative(written if bias is None else written + bias, record.projected_output)
-
-
-def _relative(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours - theirs).norm() / theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny))
 
 
 def _first_line(error: BaseException) -> str:

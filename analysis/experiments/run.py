@@ -56,6 +56,8 @@ def load_model(settings: ValidationSettings) -> LoadedModel:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"--device {settings.device} is not available: {str(error).splitlines()[0]}") from error
+    if device.type == "meta":
+        raise InputError("--device meta holds no numbers to measure; name cpu, cuda or another real device")
     return load(settings.model, device=device, dtype=getattr(torch, settings.dtype))
 
 

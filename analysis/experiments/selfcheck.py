@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from analysis.experiments.reproduction import attention_error, projection_error, relative_error
 from hooks.records import Capture
-from perturbation.output import attention_output
-from perturbation.weights import attention_weights
 
 
 class SelfCheckFailed(RuntimeError):
@@ -48,22 +47,9 @@ def check(captures: Sequence[Capture], full_logits: Tensor, kept_all_logits: Ten
     16 ε of the model's dtype is allowed: a few roundings of each entry, which do not add up in a norm over all of them. Many families'
     eager attention casts its softmax to float32 whatever the dtype: under `eager` ε is float32's at least.
     """
-    attention = projection = 0.0
-    for record in (record for captured in captures for record in captured):
-        weights, _ = attention_weights(**record.inputs)
-        heads = attention_output(weights, record.values)
-        attention = max(attention, _relative(heads.transpose(1, 2), record.attention_output))
-        gated = heads if record.gate is None else heads * record.gate.to(heads.dtype)
-        written = (gated @ record.projection_blocks.to(heads.dtype)).sum(1)
-        bias = record.output_projection.bias if record.output_projection is not None else None
-        if bias is not None:
-            written = written + bias
-        assert record.projected_output is not None
-        projection = max(projection, _relative(written, record.projected_output))
+    records = [record for captured in captures for record in captured]
+    attention = max(attention_error(record) for record in records)
+    projection = max(projection_error(record) for record in records)
     eps = torch.finfo(full_logits.dtype).eps
     tolerance = 16 * (max(eps, torch.finfo(torch.float32).eps) if eager else eps)
-    return SelfCheck(attention, projection, _relative(kept_all_logits, full_logits), tolerance)
-
-
-def _relative(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+    return SelfCheck(attention, projection, relative_error(kept_all_logits, full_logits), tolerance)

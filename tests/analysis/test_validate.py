@@ -201,7 +201,7 @@ def test_an_empty_folder_may_be_given(tmp_path):
 
 def test_a_model_that_capture_does_not_reproduce_is_refused_and_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "analysis.experiments.selfcheck.attention_output", lambda weights, values: torch.ones(1, 4, weights.shape[2], 8)
+        "analysis.experiments.reproduction.attention_output", lambda weights, values: torch.ones(1, 4, weights.shape[2], 8)
     )
     with pytest.raises(SelfCheckFailed, match="'attention' failed"):
         validate(SETTINGS, tmp_path / "run", loaded=loaded())
@@ -245,6 +245,8 @@ MISTAKES = {
     "an unknown device": (["--device", "cuda:7"], "is not available"),
     "more passages than topics": (["--passages", "100"], "--passages is at most"),
     "an output with a name too long": (["--out", "x" * 300], "cannot be written"),
+    "a device without numbers": (["--device", "meta"], "holds no numbers"),
+    "more tokens to follow than positions": (["--later", "100000"], "add up to less than 8192"),
     "no passages": (["--passages", "0"], "at least 1"),
 }
 
