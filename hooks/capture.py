@@ -251,13 +251,13 @@ class _Recorder:
             hidden = hidden.movedim(0, 2)
         batch, queries = hidden.shape[:2]
         # what one layer returns is, as a rule, what the next one gets
-        return self.hidden(last_queries(self.padding, batch, queries, self.wanted).take(hidden, 1))
+        return self.hidden(last_queries(self.padding, batch, queries, self.wanted).part(hidden, 1))
 
     def _mask(self, call: AttentionCall, window: Window) -> Tensor:
         """The window's rows of the mask; rows of queries that are pads see everything, since they mean nothing."""
         if window.index is None:
-            return self.masks(visible(call, window.count).detach().clone())
-        mask = window.take(visible(call), 2)
+            return self.masks(visible(call, window.count).detach())
+        mask = window.part(visible(call), 2)
         assert window.valid is not None
         pads = ~window.valid[:, None, :, None]
         return self.masks(mask | pads if mask.dtype == torch.bool else mask.masked_fill(pads, 0))

@@ -20,10 +20,14 @@ class Window:
 
     def take(self, tensor: Tensor, dim: int) -> Tensor:
         """The window of `tensor` along `dim`, whose first dimension is the batch; copied where that lets go of the rest."""
+        return released(self.part(tensor, dim))
+
+    def part(self, tensor: Tensor, dim: int) -> Tensor:
+        """`take`, as a view of `tensor` where there is one."""
         tensor = tensor.detach()
         length = tensor.shape[dim]
         if self.index is None:
-            return tensor if self.count >= length else tensor.narrow(dim, length - self.count, self.count).clone()
+            return tensor if self.count >= length else tensor.narrow(dim, length - self.count, self.count)
         if length == 1 and self.count > 1:  # one row of a mask for all queries
             return tensor
         batch = self.index.shape[0]
@@ -33,6 +37,11 @@ class Window:
         target = list(tensor.shape)
         target[dim] = self.count
         return tensor.gather(dim, self.index.to(tensor.device).view(shape).expand(target))
+
+
+def released(part: Tensor) -> Tensor:
+    """`part`, copied where it is a piece of something larger that it would keep alive."""
+    return part if part.untyped_storage().nbytes() <= part.numel() * part.element_size() else part.clone()
 
 
 def last_queries(padding: Tensor | None, batch: int, queries: int, wanted: int | None) -> Window:
@@ -57,10 +66,11 @@ class Shared:
         self._held: list[weakref.ref[Tensor]] = []
 
     def __call__(self, part: Tensor) -> Tensor:
-        """`part`, or the tensor equal to it that is still in use."""
+        """The tensor equal to `part` that is still in use, or else `part`, released from what it is a view of."""
         alive = [tensor for reference in self._held if (tensor := reference()) is not None]
         for tensor in alive:
             if tensor.dtype == part.dtype and tensor.device == part.device and torch.equal(tensor, part):
                 return tensor
-        self._held = [weakref.ref(tensor) for tensor in (*alive[-1:], part)]  # two: sliding and full layers take turns
-        return part
+        kept = released(part)
+        self._held = [weakref.ref(tensor) for tensor in (*alive[-1:], kept)]  # two: sliding and full layers take turns
+        return kept
