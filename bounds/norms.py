@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bounds.inputs import spread
+
 BLOCK = 512
 """Entries projected at a time: [kv_heads · group, BLOCK, model_dim] is all that ever exists of ν."""
 
@@ -29,24 +31,13 @@ def projected_norms(
     Raises:
         ValueError: the heads are no multiple of the KV heads, the value dimensions differ, or `norm` is below 1.
     """
-    heads, value_dim, _ = output_projection.shape
-    kv_heads = values.shape[-3]
-    if heads % kv_heads or values.shape[-1] != value_dim:
-        raise ValueError(
-            f"values [{kv_heads} KV heads, value_dim {values.shape[-1]}] do not fit W_O [{heads} heads, value_dim "
-            f"{value_dim}]: the heads must be a multiple, value_dim equal"
-        )
-    if norm < 1:
-        raise ValueError(f"norm must be at least 1 (‖·‖_p is no norm below), not {norm}")
-    dtype = torch.promote_types(torch.float32, values.dtype)
-    blocks = output_projection.to(dtype)
+    values, blocks = spread(values, output_projection, norm)  # [kv_heads, group, value_dim, model_dim]
     if norm == 2 and gate is None:
         blocks = torch.linalg.qr(blocks.mT, mode="r").R.mT  # [heads, value_dim, min(value_dim, model_dim)]
-    blocks = blocks.unflatten(0, (kv_heads, heads // kv_heads))
     if gate is not None:
-        return _gated(values.to(dtype), blocks, gate.to(dtype).unflatten(-3, (kv_heads, -1)), norm, block)
+        return _gated(values, blocks, gate.to(values.dtype).unflatten(-3, blocks.shape[:2]), norm, block)
     norms = [
-        (part.to(dtype)[..., :, None, :, :] @ blocks).norm(p=norm, dim=-1)  # [*batch, kv_heads, group, block]
+        (part[..., :, None, :, :] @ blocks).norm(p=norm, dim=-1)  # [*batch, kv_heads, group, block]
         for part in values.split(block, dim=-2)
     ]
     return torch.cat(norms, dim=-1).flatten(-3, -2)[..., None, :]

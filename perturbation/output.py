@@ -3,6 +3,10 @@
 Everything takes plain tensors, with any number of leading batch dimensions that broadcast, so that many masks are judged
 in one call. Shapes: weights A [*batch, heads, queries, keys] summing to 1 − a0, values V [*batch, kv_heads, keys, value_dim],
 W_O as blocks W_h [heads, value_dim, model_dim], keep N [*batch, kv_heads, keys].
+
+A query to which nothing is left (σ = 0: it gave every kept entry the weight 0, as in a sliding window that holds none of them) reads nothing:
+ô = 0, which is what scaled dot-product attention returns for a query that sees nothing. All identities and bounds hold with
+it. A mask that keeps nothing at all, where there is no sink, is an error.
 """
 
 from typing import Literal
@@ -11,6 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from perturbation.inputs import exact, exact_values, order_p, per_head
+from perturbation.inputs import projection as exact_projection
+
 Level = Literal["head", "group", "layer"]
 
 
@@ -18,8 +25,9 @@ def attention_output(
     weights: Float[Tensor, "*#batch heads queries keys"],
     values: Float[Tensor, "*#batch kv_heads keys value_dim"],
 ) -> Float[Tensor, "*batch heads queries value_dim"]:
-    """Σ_i A_i v_i of every head, in value space (before W_O), in float32 or better."""
-    return _mix(_exact(weights), values)
+    """Σ_i A_i v_i of every head, in value space (before W_O), in float32 or better; a sum, whatever the weights add up to."""
+    weights = weights.to(torch.promote_types(torch.float32, weights.dtype))
+    return mix(weights, exact_values(values, weights))
 
 
 def evicted_weights(
@@ -27,16 +35,16 @@ def evicted_weights(
     keep: Bool[Tensor, "*#batch kv_heads keys"],
     sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
 ) -> Float[Tensor, "*batch heads queries keys"]:
-    """A' = N ⊙ A / σ, the weights after removal: softmax over what is left, the sink included.
+    """A' = N ⊙ A / σ, the weights after removal: softmax over what is left, the sink included; 0 throughout where σ is 0.
 
     σ = a0 + Σ_R A_i. Source: arXiv 2502.03805, Theorem 3.2 (there without a sink).
 
     Raises:
-        ValueError: σ is 0 for some query (nothing that it looked at is kept), so that A' is not determined by A.
+        ValueError: the weights are no probabilities, or the mask does not fit or keeps nothing.
     """
-    weights = _exact(weights)
-    kept = _per_head(keep, weights)
-    return torch.where(kept, weights / _retained(weights, kept, sink_mass)[..., None], 0)
+    weights = exact(weights, sink_mass)
+    kept = per_head(keep, weights, sink_mass)
+    return _survivors(weights, kept, sink_mass)
 
 
 def evicted_output(
@@ -46,7 +54,8 @@ def evicted_output(
     sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
 ) -> Float[Tensor, "*batch heads queries value_dim"]:
     """Σ_R A_i v_i / σ of every head, in value space: the attention output after removal."""
-    return _mix(evicted_weights(weights, keep, sink_mass), values)
+    left = evicted_weights(weights, keep, sink_mass)
+    return mix(left, exact_values(values, left))
 
 
 def output_difference(
@@ -57,18 +66,18 @@ def output_difference(
 ) -> Float[Tensor, "*batch heads queries value_dim"]:
     """o − ô of every head in value space, accurate however small it is.
 
-    o − ô = Σ_i (A_i − A'_i) v_i, where A_i − A'_i is A_i for an evicted entry and −A_i (1 − σ) / σ for a kept one, with
+    o − ô = Σ_i (A_i − A'_i) v_i, where A_i − A'_i is A_i for an evicted entry and −(A_i / σ) (1 − σ) for a kept one, with
     1 − σ summed over the evicted entries. No large numbers are subtracted, so the rounding error is relative to the
     difference's own terms and not to the output.
 
     Raises:
-        ValueError: σ is 0 for some query.
+        ValueError: the weights are no probabilities, shapes do not fit, or the mask keeps nothing.
     """
-    weights = _exact(weights)
-    kept = _per_head(keep, weights)
+    weights = exact(weights, sink_mass)
+    kept = per_head(keep, weights, sink_mass)
     lost = torch.where(kept, 0, weights).sum(-1, keepdim=True)
-    share = lost / _retained(weights, kept, sink_mass)[..., None]
-    return _mix(torch.where(kept, -weights * share, weights), values)
+    changes = torch.where(kept, -_survivors(weights, kept, sink_mass) * lost, weights)
+    return mix(changes, exact_values(values, weights))
 
 
 def perturbation(
@@ -89,10 +98,9 @@ def perturbation(
     residual stream, before any norm or multiplier that follows W_O. A `gate` multiplies the attention output before W_O.
 
     Raises:
-        ValueError: σ is 0 for some query, or `norm` is below 1.
+        ValueError: the weights are no probabilities, shapes do not fit, the mask keeps nothing, or `norm` is below 1.
     """
-    if norm < 1:
-        raise ValueError(f"norm must be at least 1 (‖·‖_p is no norm below), not {norm}")
+    norm = order_p(norm)
     difference = output_difference(weights, values, keep, sink_mass)
     return projected_difference(difference, output_projection, values.shape[-3], level, gate).norm(p=norm, dim=-1)
 
@@ -105,50 +113,39 @@ def projected_difference(
     gate: Float[Tensor, "*#batch heads queries value_dim"] | None = None,
 ) -> Float[Tensor, "*batch units queries model_dim"]:
     """Σ_h (g ⊙ Δ_h) W_h over each head, KV group or the whole layer: what reaches the residual stream, with its direction."""
+    heads = difference.shape[-3]
+    blocks = exact_projection(output_projection, difference, heads)
     if gate is not None:
         difference = difference * gate.to(difference.dtype)
-    projected = difference @ output_projection.to(difference.dtype)
     if level == "head":
-        return projected
+        return difference @ blocks
     units = n_kv_heads if level == "group" else 1
-    return projected.unflatten(-3, (units, -1)).sum(-3)
+    # a unit's heads side by side against their blocks on top of each other: the sum over heads is part of the product
+    together = difference.unflatten(-3, (units, -1)).transpose(-3, -2).flatten(-2)
+    return together @ blocks.unflatten(0, (units, heads // units)).flatten(1, 2)
 
 
 def coupling(projected: Float[Tensor, "*batch heads queries model_dim"], *, norm: float = 1) -> Float[Tensor, "*batch queries"]:
-    """‖Σ_h Δ_h‖ / Σ_h ‖Δ_h‖ in [0, 1]: 1 where the heads' errors add up, 0 where they cancel; NaN where there is no error."""
-    return projected.sum(-3).norm(p=norm, dim=-1) / projected.norm(p=norm, dim=-1).sum(-2)
+    """‖Σ_h Δ_h‖ / Σ_h ‖Δ_h‖ in [0, 1]: 1 where the heads' errors add up, 0 where they cancel.
+
+    1 where no head has an error: there is nothing to cancel, as with a single head.
+    """
+    apart = projected.norm(p=order_p(norm), dim=-1).sum(-2)
+    return torch.where(apart > 0, projected.sum(-3).norm(p=norm, dim=-1) / apart.where(apart > 0, 1), 1)
 
 
-def _exact(weights: Tensor) -> Tensor:
-    return weights.to(torch.promote_types(torch.float32, weights.dtype))
-
-
-def _per_head(keep: Tensor, weights: Tensor) -> Tensor:
-    """The keep-mask of each query head, [*batch, heads, 1, keys]."""
-    heads, kv_heads = weights.shape[-3], keep.shape[-2]
-    if heads % kv_heads or keep.shape[-1] != weights.shape[-1]:
-        raise ValueError(
-            f"keep [{kv_heads} KV heads, {keep.shape[-1]} keys] does not fit weights [{heads} heads, "
-            f"{weights.shape[-1]} keys]: the heads must be a multiple, the keys equal"
-        )
-    return keep.repeat_interleave(heads // kv_heads, dim=-2)[..., None, :]
-
-
-def _retained(weights: Tensor, kept: Tensor, sink_mass: Tensor | None) -> Tensor:
-    mass = torch.where(kept, weights, 0).sum(-1)
-    if sink_mass is not None:
-        mass = mass + sink_mass
-    if bool((empty := mass <= 0).any()):
-        raise ValueError(
-            f"the retained mass σ is 0 for {int(empty.sum())} of {empty.numel()} queries: keep at least one entry that "
-            "each query looks at"
-        )
-    return mass
-
-
-def _mix(weights: Tensor, values: Tensor) -> Tensor:
+def mix(weights: Tensor, values: Tensor) -> Tensor:
     """Σ_i w_i v_i per head, the heads of a group sharing their values; [*batch, heads, queries, value_dim]."""
     kv_heads = values.shape[-3]
     grouped = weights.unflatten(-3, (kv_heads, -1)).flatten(-3, -2)  # a group's queries in one product
     mixed = grouped @ values.to(weights.dtype)
     return mixed.unflatten(-2, (-1, weights.shape[-2])).flatten(-4, -3)
+
+
+def _survivors(weights: Tensor, kept: Tensor, sink_mass: Tensor | None) -> Tensor:
+    """A / σ on the kept entries, 0 elsewhere and where σ is 0. Divided first: at most 1, however small σ is."""
+    kept_weights = torch.where(kept, weights, 0)
+    mass = kept_weights.sum(-1, keepdim=True)
+    if sink_mass is not None:
+        mass = mass + sink_mass[..., None]
+    return kept_weights / mass.where(mass > 0, 1)

@@ -1,13 +1,51 @@
 """Naive float64 truths in loops over plain numbers. They share no code with what they judge."""
 
+from fractions import Fraction
+
 import numpy as np
+
+
+def plain(problem):
+    """Weights, sink mass, values and W_O as float64 arrays."""
+    fields = (problem.weights, problem.sink_mass, problem.values, problem.projection)
+    return tuple(np.asarray(field.double()) for field in fields)
+
+
+def written(problem):
+    """ν_{h,i} = v_i W_h, [batch, heads, keys, model_dim]."""
+    _, _, values, projection = plain(problem)
+    group = projection.shape[0] // values.shape[1]
+    return np.array([[row[h // group] @ projection[h] for h in range(projection.shape[0])] for row in values])
+
+
+def per_query(problem, number):
+    """`number(A [keys], a0, kept [keys], ν [keys, model_dim])` of every head and query, as an array [batch, heads, queries, …]."""
+    weights, sink, _, _ = plain(problem)
+    keep, nu = np.asarray(problem.keep), written(problem)
+    group = weights.shape[1] // keep.shape[1]
+    return np.array(
+        [
+            [
+                [number(weights[b, h, t], sink[b, h, t], keep[b, h // group], nu[b, h]) for t in range(weights.shape[2])]
+                for h in range(weights.shape[1])
+            ]
+            for b in range(weights.shape[0])
+        ]
+    )
+
+
+def exact_theta(weights, sink, norms, keep):
+    """θ = C − (2 − 1/σ) Σ_R A ‖ν‖ in rational numbers, one query."""
+    a, sizes = [Fraction(float(x)) for x in weights], [Fraction(float(x)) for x in norms]
+    sigma = Fraction(float(sink)) + sum(x for x, kept in zip(a, keep, strict=True) if kept)
+    held = sum(x * size for x, size, kept in zip(a, sizes, keep, strict=True) if kept)
+    return sum(x * size for x, size in zip(a, sizes, strict=True)) - (2 - 1 / sigma) * held
 
 
 def outputs(problem):
     """o and ô in the residual stream, [batch, heads, queries, model_dim] each, straight from the definitions."""
-    weights, sink, values, projection, keep = (
-        np.asarray(field) for field in (problem.weights, problem.sink_mass, problem.values, problem.projection, problem.keep)
-    )
+    weights, sink, values, projection = plain(problem)
+    keep = np.asarray(problem.keep)
     batch, heads, queries, keys = weights.shape
     group = heads // values.shape[1]
     full = np.zeros((batch, heads, queries, projection.shape[2]))
@@ -18,7 +56,7 @@ def outputs(problem):
         for i in range(keys):
             written = values[b, h // group, i] @ projection[h]
             full[b, h, t] += weights[b, h, t, i] * written
-            if i in kept:
+            if i in kept and sigma > 0:  # a query to which nothing is left reads nothing
                 evicted[b, h, t] += weights[b, h, t, i] / sigma * written
     return full, evicted
 

@@ -64,7 +64,8 @@ def layer_rows(
             weights[None], record.values[None], blocks, keep, sink_mass[None], norm=p, value_norms=value_norms[None], gate=gate
         )
         together = projected.sum(-3).norm(p=p, dim=-1)
-        ratio = coupling(projected, norm=p)
+        moved = projected.norm(p=p, dim=-1).sum(-2) > 0
+        ratio = torch.where(moved, coupling(projected, norm=p), torch.nan)  # a row of the table is missing where nothing moved
         for queries in sets:
             part = slice(queries.first, queries.last)
             mean = {

@@ -1,0 +1,74 @@
+"""θ and σ at every budget of a ranking, from one pass over its entries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bounds.inputs import probabilities, sizes
+
+
+@dataclass(frozen=True)
+class BoundCurve:
+    """θ and σ when each KV head keeps the first b entries of a ranking, for each b of `budgets` (a leading dimension)."""
+
+    budgets: tuple[int, ...]
+    theta: Float[Tensor, "budgets *batch heads queries"]
+    retained_mass: Float[Tensor, "budgets *batch heads queries"]
+
+
+def bound_curve(
+    weights: Float[Tensor, "*#batch heads queries keys"],
+    value_norms: Float[Tensor, "*#batch heads #queries keys"],
+    order: Int[Tensor, "*#batch kv_heads keys"],
+    budgets: Sequence[int],
+    sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
+) -> BoundCurve:
+    """`theta` and `retained_mass` of every budget at once.
+
+    The budgets cut the ranking into pieces. One product with the pieces' indicator gives each piece's Σ A_i and Σ A_i ‖ν_i‖;
+    what is kept and what is evicted are their running sums from either end, so that neither is a difference of large numbers.
+
+    Args:
+        weights, value_norms, sink_mass: as `theta` takes them.
+        order: a permutation of the entries per KV head, most important first (`perturbation.ranking` makes one).
+        budgets: entries kept per KV head, from 1 (0 where every query has a sink) to the number of keys.
+
+    Raises:
+        ValueError: a budget is out of range, `order` is no permutation, or the inputs are refused as by `theta`.
+    """
+    weights = probabilities(weights, sink_mass)
+    norms = sizes(value_norms, weights)
+    keys, kv_heads = weights.shape[-1], order.shape[-2]
+    lowest = 1 if sink_mass is None or bool((sink_mass == 0).any()) else 0
+    if not budgets or min(budgets) < lowest or max(budgets) > keys:
+        raise ValueError(f"budgets must lie in [{lowest}, {keys}], the number of keys; got {list(budgets)}")
+    if order.shape[-1] != keys or weights.shape[-3] % kv_heads:
+        raise ValueError(f"order {tuple(order.shape)} does not fit the heads and keys of weights {tuple(weights.shape)}")
+    place = torch.full_like(order, -1).scatter(-1, order, torch.arange(keys, device=order.device).expand_as(order))
+    if bool((place < 0).any()):
+        raise ValueError("order is no permutation: some entries stand in it twice, others not at all")
+    cuts = sorted({*budgets, keys})
+    piece = torch.bucketize(place, torch.tensor(cuts, device=order.device), right=True)  # [*batch, kv_heads, keys]
+    inside = torch.nn.functional.one_hot(piece, len(cuts)).to(norms.dtype)[..., None, :, :]  # pieces 0 … len(cuts) − 1
+    grouping = (kv_heads, -1)
+    mass = (weights.to(norms.dtype).unflatten(-3, grouping) @ inside).flatten(-4, -3)  # [*batch, heads, queries, pieces]
+    sized = ((weights * norms).unflatten(-3, grouping) @ inside).flatten(-4, -3)
+    at = torch.tensor([cuts.index(b) + 1 if b else 0 for b in budgets], device=order.device)
+    held_mass, lost_mass = _kept(mass, at), _lost(mass, at)
+    if sink_mass is not None:
+        held_mass = held_mass + sink_mass[..., None]
+    bound = _lost(sized, at) + lost_mass * (_kept(sized, at) / held_mass.where(held_mass > 0, 1))
+    return BoundCurve(tuple(budgets), bound.movedim(-1, 0), held_mass.movedim(-1, 0))
+
+
+def _kept(pieces: Tensor, at: Tensor) -> Tensor:
+    """Sum of the pieces before each cut."""
+    return torch.nn.functional.pad(pieces.cumsum(-1), (1, 0))[..., at]
+
+
+def _lost(pieces: Tensor, at: Tensor) -> Tensor:
+    """Sum of the pieces from each cut on."""
+    return torch.nn.functional.pad(pieces.flip(-1).cumsum(-1).flip(-1), (0, 1))[..., at]
