@@ -20,9 +20,10 @@ def projected_distances(
 ) -> Float[Tensor, "*batch heads queries keys"]:
     """‖(v_i − c_t) W_h‖_p for every head, query and entry, c in value space, in float32 or better.
 
-    The difference is formed before the product: a component that all values share would otherwise leave nothing but rounding. It is enough
-    to take one common point per KV head from both sides first, (v_i − v̄) W − (c_t − v̄) W, so ν is made once for all queries, in blocks of
-    `block` entries. For p = 2 and no gate the triangular factor of W_hᵀ takes the place of W_h (see `projected_norms`).
+    The difference is formed before the product: a component that all values share would otherwise leave nothing but rounding. It
+    is enough to take one point per KV head from both sides first, (v_i − c̄) W − (c_t − c̄) W with c̄ the mean of the references,
+    so ν is made once for all queries, in blocks of `block` entries. Rounding is relative to v_i, c_t and c̄.
+    For p = 2 and no gate the triangular factor of W_hᵀ takes the place of W_h (see `projected_norms`).
     With a `gate` g_t it is ‖(g_t ⊙ (v_i − c_t)) W_h‖, a projection for each query.
 
     Raises:
@@ -35,9 +36,10 @@ def projected_distances(
             f"reference {tuple(reference.shape)} must be [*batch, heads, queries, value_dim], with {output_projection.shape[0]} "
             f"heads and value_dim {values.shape[-1]}"
         )
-    centre = values.mean(-2, keepdim=True)  # [*batch, kv_heads, 1, value_dim]
-    values = (values - centre)[..., :, None, :, :]
-    points = reference.to(values.dtype).unflatten(-3, grouping) - centre[..., :, None, :, :]
+    points = reference.to(values.dtype).unflatten(-3, grouping)
+    centre = points.mean((-3, -2), keepdim=True)  # [*batch, kv_heads, 1, 1, value_dim]
+    points = points - centre
+    values = values[..., :, None, :, :] - centre
     if gate is not None:
         return _gated(values, blocks, points, gate.to(values.dtype).unflatten(-3, grouping), norm, block)
     if norm == 2:

@@ -12,7 +12,7 @@ from bounds.curve import bound_curve
 from bounds.norms import projected_norms
 from bounds.theta import condition, retained_mass, theta
 from perturbation.curve import budget_curve
-from perturbation.output import perturbation
+from perturbation.output import evicted_output, perturbation
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def audit(
         return Audit(truth, bound, mass, condition(mass), allowed, violation)
     inputs = (weights, values, output_projection, keep)
     closest = theta_o_hat(*inputs, sink_mass, norm=norm, gate=gate)
+    allowed = allowed + _centring(weights, values, output_projection, keep, sink_mass, norm, gate)
     zero = torch.zeros((*weights.shape[:-1], values.shape[-1]), dtype=truth.dtype, device=truth.device)
     origin = shifted(*inputs, zero, sink_mass, norm=norm, gate=gate)
     for below, above in ((truth, closest), (closest, origin), (origin, bound)):
@@ -142,6 +143,26 @@ def audit_curve(
     allowed = terms * bound_curve(weights, sizes, order, budgets, sink_mass).theta
     mass = promised.retained_mass
     return Audit(truth, promised.theta, mass, condition(mass), allowed, truth > promised.theta + allowed)
+
+
+def _centring(
+    weights: Tensor,
+    values: Tensor,
+    output_projection: Tensor,
+    keep: Tensor,
+    sink_mass: Tensor | None,
+    norm: float,
+    gate: Tensor | None,
+) -> Tensor:
+    """What rounding adds where distances from ô are formed around the mean of a group's ô: (1 − σ) times that mean's size."""
+    left = evicted_output(weights, values, keep, sink_mass)
+    terms, _ = _rounding(weights, values, output_projection, norm, None)
+    grouped = left.abs().unflatten(-3, (values.shape[-3], -1))
+    centre = grouped.mean((-3, -2), keepdim=True).expand_as(grouped).flatten(-4, -3)
+    rows = output_projection.to(left.dtype).norm(p=norm, dim=-1)[:, None]  # ‖W_hd‖
+    size = (centre * rows if gate is None else centre * rows * gate.abs()).sum(-1)
+    kept = retained_mass(weights, keep, sink_mass)
+    return 2 * terms * size * (1 - kept).clamp(min=0)
 
 
 def _rounding(
