@@ -2,10 +2,10 @@
 
 `analysis_over_prefill`: exact L, θ and σ for 2 rankings x 20 budgets x 32 queries x every head and layer of a captured context
 of 4,096 tokens, over one prefill of the same context (target: at most 0.5). `norms_over_matmul`: ‖V W_O‖₁ of one layer over
-the bare product of the same size into a buffer allocated before (target: at most 1.4), with `norms_extra_blocks`, the memory that it takes beyond its result in
-blocks of ν (target: 1). `l1_over_gram_l2`: the same norms in L1 over those in L2 without projecting (target: at least 4).
-`theta_over_l` and `centred_over_l`: medians of θ / L and θ_ô / L over all heads at 20 % cache, the query's own attention, 4 contexts of 1,024
-tokens; `violations` of L ≤ θ_ô ≤ Σ_E A‖ν‖ + (1 − σ)‖ô‖ ≤ θ among them.
+the bare product of the same size into a buffer allocated before (target: at most 1.4), with `norms_extra_blocks`, the memory
+that it takes beyond its result in blocks of ν (target: 1). `l1_over_gram_l2`: the same norms in L1 over those in L2 without
+projecting (target: at least 4). `theta_over_l` and `centred_over_l`: medians of θ / L and θ_ô / L over all heads at 20 % cache,
+the query's own attention, 4 contexts of 1,024 tokens; `violations` of L ≤ θ_ô ≤ Σ_E A‖ν‖ + (1 − σ)‖ô‖ ≤ θ among them.
 """
 
 import statistics
