@@ -64,8 +64,9 @@ def theta(
     weights, sized, gone = _terms(weights, value_norms, keep, sink_mass)
     mass = _mass(weights, gone, sink_mass)
     lost_mass = (weights * gone).sum(-1)
-    # held / σ first: at most the largest norm, however small σ is
-    return (sized * gone).sum(-1) + lost_mass * ((sized * ~gone).sum(-1) / mass.where(mass > 0, 1))
+    # A / σ first: at most 1 however small σ is, and right to the last digit where A ‖ν‖ would be subnormal
+    survivors = weights * ~gone / mass.where(mass > 0, 1)[..., None]
+    return (sized * gone).sum(-1) + lost_mass * (survivors * value_norms.to(weights.dtype)).sum(-1)
 
 
 def theta_hat(

@@ -59,10 +59,11 @@ def rounding(
     A sum of m products computed in any order is off by at most m ε times the sum of the products' sizes (Higham, Accuracy
     and Stability of Numerical Algorithms, §3.1). L and θ each sum over keys, value_dim and model_dim, and the sizes are
     Σ_i |A_i − A'_i| Σ_d |v_id| ‖W_hd‖_p: more than θ where values nearly cancel in the projection. It is a worst case, at 100,000 keys a
-    few per cent of θ in float32; give float64 where that is too much.
+    few per cent of θ in float32; give float64 where that is too much. Numbers that underflow (in float32 below 1e-38 for p = 1,
+    1e-19 for p = 2, times the sizes) are not judged.
     """
     terms, sizes = _rounding(weights, values, output_projection, norm, gate)
-    return terms * theta(weights, sizes, keep, sink_mass)
+    return terms * theta(weights, sizes, keep, sink_mass) + _underflow(sizes, weights, norm)
 
 
 def audit(
@@ -140,9 +141,15 @@ def audit_curve(
     truth = curve.perturbation(output_projection, norm=norm, gate=gate)
     promised = bound_curve(weights, value_norms, order, budgets, sink_mass)
     terms, sizes = _rounding(weights, values, output_projection, norm, gate)
-    allowed = terms * bound_curve(weights, sizes, order, budgets, sink_mass).theta
+    allowed = terms * bound_curve(weights, sizes, order, budgets, sink_mass).theta + _underflow(sizes, weights, norm)
     mass = promised.retained_mass
     return Audit(truth, promised.theta, mass, condition(mass), allowed, truth > promised.theta + allowed)
+
+
+def _underflow(sizes: Tensor, weights: Tensor, norm: float) -> Tensor:
+    """What numbers lose absolutely whose p-th power, which a norm takes, is below the smallest normal one."""
+    power = 1 if norm == torch.inf else 1 / norm
+    return weights.shape[-1] * torch.finfo(sizes.dtype).tiny ** power * (1 + sizes.amax(-1))
 
 
 def _centring(
