@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bounds.inputs import sizes
+from bounds.inputs import chosen, sizes
 
 
 def over_heads(
@@ -23,6 +23,8 @@ def over_heads(
     Raises:
         ValueError: the KV heads do not divide the heads.
     """
+    if level not in ("group", "layer"):
+        raise ValueError(f"level is 'group' or 'layer', not {level!r}")
     heads = bound.shape[-2]
     units = n_kv_heads if level == "group" else 1
     if units < 1 or heads % units:
@@ -45,6 +47,8 @@ def over_window(
     Raises:
         ValueError: a row has no valid query.
     """
+    if how not in ("mean", "max"):
+        raise ValueError(f"how is 'mean' or 'max', not {how!r}")
     if valid is None:
         return bound.mean(-1) if how == "mean" else bound.amax(-1)
     if not bool(valid.any(-1).all()):
@@ -75,9 +79,6 @@ def accumulated_bound(
         raise ValueError("accumulated attention must be finite and not negative")
     scores = accumulated.to(torch.promote_types(torch.float32, accumulated.dtype))[..., None, :]
     norms = sizes(value_norms, scores)
-    group, rest = divmod(scores.shape[-3], keep.shape[-2])
-    if rest or keep.shape[-1] != scores.shape[-1]:
-        raise ValueError(f"keep {tuple(keep.shape)} does not fit accumulated attention {tuple(accumulated.shape)}")
-    gone = ~keep.repeat_interleave(group, dim=-2)[..., None, :]
+    gone = ~chosen(keep, scores)
     largest = (norms * ~gone).amax(-1, keepdim=True)
     return (scores * gone * (norms + largest)).sum(-1).squeeze(-1)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bounds.distances import projected_distances
-from bounds.inputs import evicted, probabilities, spread
+from bounds.inputs import common, evicted, finite, probabilities
 
 
 def shifted(
@@ -30,14 +30,14 @@ def shifted(
     Proof: ô − o = Σ_E A_i (ô − ν_i) = (1 − σ) (ô − c) − Σ_E A_i (ν_i − c); take norms. Nothing is assumed of σ.
     c = 0 is the bound between θ_ô and θ: Σ_E A ‖ν‖ + (1 − σ) ‖ô‖ ≤ θ, since ‖ô‖ ≤ Σ_R A ‖ν‖ / σ.
     """
-    weights, gone = _checked(weights, keep, sink_mass)
-    left = _evicted_output(weights, gone, values, sink_mass)
-    _, blocks = spread(values, output_projection, norm)
-    apart = left - reference.to(left.dtype)
-    own = ((apart if gate is None else apart * gate) @ blocks.flatten(0, 1)).norm(p=norm, dim=-1)
     far = projected_distances(values, output_projection, reference, norm=norm, gate=gate)
+    weights, gone = _checked(weights, values, keep, sink_mass, far.dtype)
+    apart = _evicted_output(weights, gone, values, sink_mass) - reference.to(weights.dtype)
+    if gate is not None:
+        apart = apart * gate.to(apart.dtype)
+    own = (apart @ output_projection.to(apart.dtype)).norm(p=norm, dim=-1)
     lost = weights * gone
-    return (lost * far).sum(-1) + lost.sum(-1) * own
+    return finite((lost * far).sum(-1) + lost.sum(-1) * own, "the shift family")
 
 
 def theta_o_hat(
@@ -55,7 +55,7 @@ def theta_o_hat(
     Proof: it is the family at c = ô. For any other c, Σ_E A_i ‖ν_i − ô‖ ≤ Σ_E A_i (‖ν_i − c‖ + ‖c − ô‖), which is the
     family at c; so L ≤ θ_ô ≤ Σ_E A_i ‖ν_i‖ + (1 − σ) ‖ô‖ ≤ θ. Always: nothing is assumed of σ, p or the sink.
     """
-    weights, gone = _checked(weights, keep, sink_mass)
+    weights, gone = _checked(weights, values, keep, sink_mass, common(values, output_projection, gate))
     left = _evicted_output(weights, gone, values, sink_mass)
     return (weights * gone * projected_distances(values, output_projection, left, norm=norm, gate=gate)).sum(-1)
 
@@ -78,11 +78,11 @@ def theta_o(
     Where σ is 0, or so small that 1/σ overflows, it has no value; what is returned is the bound of the shift family at c = 0, which
     is C where σ is 0.
     """
-    weights, gone = _checked(weights, keep, sink_mass)
+    weights, gone = _checked(weights, values, keep, sink_mass, common(values, output_projection, gate))
     whole = _mix(weights, values)
     mass = (weights * ~gone).sum(-1)
     if sink_mass is not None:
-        mass = mass + sink_mass
+        mass = mass + sink_mass.to(mass.dtype)
     far = (weights * gone * projected_distances(values, output_projection, whole, norm=norm, gate=gate)).sum(-1)
     bound = far / mass.where(mass > 0, 1)
     if bool((held := (mass > 0) & bound.isfinite()).all()):
@@ -92,9 +92,15 @@ def theta_o(
     )
 
 
-def _checked(weights: Tensor, keep: Tensor, sink_mass: Tensor | None) -> tuple[Tensor, Tensor]:
-    weights = probabilities(weights, sink_mass)
-    return weights, evicted(keep, weights, sink_mass)
+def _checked(
+    weights: Tensor, values: Tensor, keep: Tensor, sink_mass: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """A, in `dtype` or better, and ¬N."""
+    if values.shape[-2] != weights.shape[-1]:
+        raise ValueError(f"values of {values.shape[-2]} keys do not fit weights of {weights.shape[-1]}")
+    exact = probabilities(weights, sink_mass)
+    gone = evicted(keep, exact, sink_mass)
+    return exact.to(torch.promote_types(dtype, common(exact, sink_mass))), gone
 
 
 def _evicted_output(weights: Tensor, gone: Tensor, values: Tensor, sink_mass: Tensor | None) -> Tensor:
@@ -102,7 +108,7 @@ def _evicted_output(weights: Tensor, gone: Tensor, values: Tensor, sink_mass: Te
     held = weights * ~gone
     mass = held.sum(-1, keepdim=True)
     if sink_mass is not None:
-        mass = mass + sink_mass[..., None]
+        mass = mass + sink_mass[..., None].to(mass.dtype)
     return _mix(held / mass.where(mass > 0, 1), values)
 
 

@@ -8,6 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bounds.inputs import probabilities, sizes
+from bounds.theta import theta
+
+SMALL = 1e-16
+"""A retained mass below which a budget is computed by itself."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,10 @@ def bound_curve(
         raise ValueError(f"budgets must lie in [{lowest}, {keys}], the number of keys; got {list(budgets)}")
     if order.shape[-1] != keys or weights.shape[-3] % kv_heads:
         raise ValueError(f"order {tuple(order.shape)} does not fit the heads and keys of weights {tuple(weights.shape)}")
-    place = torch.full_like(order, -1).scatter(-1, order, torch.arange(keys, device=order.device).expand_as(order))
-    if bool((place < 0).any()):
-        raise ValueError("order is no permutation: some entries stand in it twice, others not at all")
+    order, places = order.long(), torch.arange(keys, device=order.device)
+    if bool((order.sort(dim=-1).values != places).any()):
+        raise ValueError(f"order is no permutation of {keys} entries: some stand in it twice, others not at all")
+    place = torch.empty_like(order).scatter(-1, order, places.expand_as(order))
     cuts = sorted({*budgets, keys})
     piece = torch.bucketize(place, torch.tensor(cuts, device=order.device), right=True)  # [*batch, kv_heads, keys]
     inside = torch.nn.functional.one_hot(piece, len(cuts)).to(norms.dtype)[..., None, :, :]  # pieces 0 … len(cuts) − 1
@@ -59,9 +64,13 @@ def bound_curve(
     at = torch.tensor([cuts.index(b) + 1 if b else 0 for b in budgets], device=order.device)
     held_mass, lost_mass = _kept(mass, at), _lost(mass, at)
     if sink_mass is not None:
-        held_mass = held_mass + sink_mass[..., None]
+        held_mass = held_mass + sink_mass[..., None].to(held_mass.dtype)
     bound = _lost(sized, at) + lost_mass * (_kept(sized, at) / held_mass.where(held_mass > 0, 1))
-    return BoundCurve(tuple(budgets), bound.movedim(-1, 0), held_mass.movedim(-1, 0))
+    bound, held_mass = bound.movedim(-1, 0), held_mass.movedim(-1, 0)
+    for index, budget in enumerate(budgets):
+        if bool(((held_mass[index] > 0) & (held_mass[index] < SMALL)).any()):  # A ‖ν‖ underflows: each weight is divided first
+            bound[index] = theta(weights, norms, place < budget, sink_mass)
+    return BoundCurve(tuple(budgets), bound, held_mass)
 
 
 def _kept(pieces: Tensor, at: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bounds.inputs import spread
+from bounds.inputs import common, finite, spread, triangular
 
 BLOCK = 512
 """Entries projected at a time: [kv_heads · group, BLOCK, model_dim] is all that ever exists of ν."""
@@ -23,7 +23,7 @@ def projected_norms(
     Source: arXiv 2502.03805, the 𝒱 = V W_O of Theorem 3.3.
 
     ν is made in blocks of `block` entries, each in the place of the one before, and never held whole; no gradient flows. For p = 2
-    and no gate nothing is projected at all: with W_hᵀ = Q R (reduced QR, once per head) ‖v W_h‖₂ = ‖R v‖₂, d_v² per entry in place of
+    and no gate nothing is projected at all: with W_hᵀ = Q R ‖v W_h‖₂ = ‖R v‖₂, d_v² per entry in place of
     d_v · D. RᵀR is the Gram matrix W_h W_hᵀ, but R keeps the digits that forming the Gram matrix would lose.
 
     With a `gate` the norm is ‖(g_t ⊙ v_i) W_h‖, one for each query: [*batch, heads, queries, keys], at as many times the cost.
@@ -33,9 +33,11 @@ def projected_norms(
     """
     values, blocks = spread(values.detach(), output_projection.detach(), norm)  # [kv_heads, group, value_dim, model_dim]
     if norm == 2 and gate is None:
-        blocks = torch.linalg.qr(blocks.mT, mode="r").R.mT  # [heads, value_dim, min(value_dim, model_dim)]
+        blocks = triangular(blocks)  # [heads, value_dim, min(value_dim, model_dim)]
     if gate is not None:
-        return _gated(values, blocks, gate.to(values.dtype).unflatten(-3, blocks.shape[:2]), norm, block)
+        dtype = common(values, gate)
+        gate = gate.to(dtype).unflatten(-3, blocks.shape[:2])
+        return finite(_gated(values.to(dtype), blocks.to(dtype), gate, norm, block), "‖ν‖")
     batch, (kv_heads, group, _, width) = values.shape[:-3], blocks.shape
     rows, flat = values.flatten(0, -4) if batch else values[None], blocks.flatten(0, 1)
     norms = values.new_empty(len(rows), kv_heads * group, values.shape[-2])
@@ -51,7 +53,7 @@ def projected_norms(
                 measured.copy_(projected.square_().sum(-1).sqrt_())
             else:
                 measured.copy_(torch.linalg.vector_norm(projected, ord=norm, dim=-1))
-    return norms.view(*batch, kv_heads * group, 1, -1)
+    return finite(norms, "‖ν‖").view(*batch, kv_heads * group, 1, -1)
 
 
 def _gated(values: Tensor, blocks: Tensor, gate: Tensor, norm: float, block: int) -> Tensor:

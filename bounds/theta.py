@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bounds.inputs import evicted, probabilities, sizes
+from bounds.inputs import chosen, common, evicted, finite, probabilities, sizes
 
 
 def retained_mass(
@@ -40,8 +40,8 @@ def constant(
     weights: Float[Tensor, "*#batch heads queries keys"], value_norms: Float[Tensor, "*#batch heads #queries keys"]
 ) -> Float[Tensor, "*batch heads queries"]:
     """C = Σ_i A_i ‖ν_i‖, the part of θ that no decision changes."""
-    dtype = torch.promote_types(weights.dtype, value_norms.dtype)
-    return (weights.to(dtype) * value_norms.to(dtype)).sum(-1)
+    dtype = common(weights, value_norms)
+    return finite((weights.to(dtype) * sizes(value_norms, weights).to(dtype)).sum(-1), "C")
 
 
 def theta(
@@ -89,15 +89,14 @@ def theta_hat(
     Raises:
         ValueError: stage 1 holds an entry that is not kept, or the inputs are refused as by `theta`.
     """
+    late = ~chosen(stage1, weights)
     if bool((stage1 & ~keep).any()):
         raise ValueError(f"stage 1 is part of what is kept, but {int((stage1 & ~keep).sum())} of its entries are not in keep")
     weights, sized, gone = _terms(weights, value_norms, keep, sink_mass)
-    group = weights.shape[-3] // stage1.shape[-2]
-    late = ~stage1.repeat_interleave(group, dim=-2)[..., None, :]
     mass = _mass(weights, late, sink_mass)
-    lost, held = (sized * gone).sum(-1), (sized * ~gone).sum(-1)
-    missing = (weights * late).sum(-1)
-    bound = lost + missing * (held / mass.where(mass > 0, 1))
+    lost, missing = (sized * gone).sum(-1), (weights * late).sum(-1)
+    survivors = weights * ~gone / mass.where(mass > 0, 1)[..., None]
+    bound = lost + missing * (survivors * value_norms.to(sized.dtype)).sum(-1)
     largest = (value_norms.to(sized.dtype) * ~gone).amax(-1)
     return torch.where((mass > 0) & bound.isfinite(), bound, lost + largest)
 
@@ -128,4 +127,4 @@ def _terms(weights: Tensor, value_norms: Tensor, keep: Tensor, sink_mass: Tensor
 
 def _mass(weights: Tensor, gone: Tensor, sink_mass: Tensor | None) -> Tensor:
     mass = (weights * ~gone).sum(-1)
-    return mass if sink_mass is None else mass + sink_mass
+    return mass if sink_mass is None else mass + sink_mass.to(mass.dtype)

@@ -8,8 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from perturbation.inputs import exact, exact_values, order_p
-from perturbation.output import Level, coupling, projected_difference
+from perturbation.inputs import exact, exact_values, finite, order_p
+from perturbation.output import Level, coupling, output_difference, projected_difference
+
+SMALL = 1e-16
+"""A retained mass below which a budget is computed by itself."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,11 @@ class Curve:
     ) -> Float[Tensor, "budgets *batch units queries"]:
         """L at each budget, as `perturbation.perturbation` gives it mask by mask. One budget is projected at a time."""
         norm = order_p(norm)
-        return torch.stack(
-            [
-                projected_difference(one, output_projection, self.n_kv_heads, level, gate).norm(p=norm, dim=-1)
-                for one in self.difference
-            ]
-        )
+        sizes = [
+            projected_difference(one, output_projection, self.n_kv_heads, level, gate).norm(p=norm, dim=-1)
+            for one in self.difference
+        ]
+        return finite(torch.stack(sizes), "the perturbation")
 
     def coupling(
         self,
@@ -96,6 +98,7 @@ def budget_curve(
     """
     weights = exact(weights, sink_mass)
     values = exact_values(values, weights)
+    weights = weights.to(values.dtype)
     keys, kv_heads = weights.shape[-1], values.shape[-3]
     least = 0 if sink_mass is not None and bool((sink_mass > 0).all()) else 1
     if not budgets or (outside := [b for b in budgets if not least <= b <= keys]):
@@ -108,7 +111,7 @@ def budget_curve(
         )
     grouped = weights.unflatten(-3, (kv_heads, -1)).flatten(-3, -2)  # [*batch, kv_heads, group · queries, keys]
     batch = torch.broadcast_shapes(grouped.shape[:-3], values.shape[:-3], order.shape[:-2])
-    order = order.expand(*batch, *order.shape[-2:])
+    order = order.long().expand(*batch, *order.shape[-2:])
     ranked = grouped.expand(*batch, *grouped.shape[-3:]).gather(-1, order[..., None, :].expand(*batch, *grouped.shape[-3:]))
     mixed = values.expand(*batch, *values.shape[-3:]).gather(-2, order[..., None].expand(*batch, *values.shape[-3:]))
     edges = sorted({0, *budgets, keys})
@@ -118,16 +121,18 @@ def budget_curve(
     at = torch.tensor([edges.index(b) for b in budgets], device=weights.device)
     kept, lost = _before(mass)[at], _after(mass)[at]
     if sink_mass is not None:
-        kept = kept + sink_mass.unflatten(-2, (kv_heads, -1)).flatten(-2)
+        kept = kept + sink_mass.to(kept.dtype).unflatten(-2, (kv_heads, -1)).flatten(-2)
     survivors = _before(read)[at] / kept.where(kept > 0, 1)[..., None]  # ô, or 0 where σ is 0
     difference = _after(read)[at] - lost[..., None] * survivors
     heads_queries = (-1, weights.shape[-2])
-    return Curve(
-        tuple(budgets),
-        difference.unflatten(-2, heads_queries).flatten(-4, -3),
-        kept.unflatten(-1, heads_queries).flatten(-3, -2),
-        kv_heads,
-    )
+    difference = difference.unflatten(-2, heads_queries).flatten(-4, -3)
+    kept = kept.unflatten(-1, heads_queries).flatten(-3, -2)
+    for index, budget in enumerate(budgets):
+        # where σ is so small that A v underflows, the sums have no digits: there each weight is divided first
+        if bool(((kept[index] > 0) & (kept[index] < SMALL)).any()):
+            keep = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order[..., :budget], True)
+            difference[index] = output_difference(weights, values, keep, sink_mass)
+    return Curve(tuple(budgets), difference, kept, kv_heads)
 
 
 def _before(pieces: Tensor) -> Tensor:

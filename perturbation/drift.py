@@ -73,6 +73,8 @@ def drift(
                 f"layers {unknown} have no keep-mask: there are {len(keep)} masks, for layers 0 to {len(keep) - 1}"
             )
     cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
+    if cache.layers and len(keep) != len(cache.layers):
+        raise ValueError(f"{len(keep)} keep-masks for a model that caches {len(cache.layers)} layers")
     forward(model, prompt, cache, last_logits=1)
     _require_whole(cache, len(keep), prompt.shape[1])
     full = _hidden(model, following, cache, [torch.ones_like(mask) for mask in keep])

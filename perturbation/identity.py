@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from perturbation.inputs import exact, exact_values, order_p, per_head
+from perturbation.inputs import exact, exact_values, finite, order_p, per_head
 from perturbation.output import evicted_weights, mix, projected_difference
 
 
@@ -39,10 +39,12 @@ def factors(
         ValueError: the weights are no probabilities, shapes do not fit, the mask keeps nothing, or `norm` is below 1.
     """
     norm = order_p(norm)
-    left = evicted_weights(weights, keep, sink_mass)
     weights = exact(weights, sink_mass)
     values = exact_values(values, weights)
+    weights = weights.to(values.dtype)
+    left = evicted_weights(weights, keep, sink_mass)
     gone = torch.where(per_head(keep, weights, sink_mass), 0, weights)
     lost = gone.sum(-1)
     apart = mix(left - gone / lost.where(lost > 0, 1)[..., None], values) * (lost > 0)[..., None]
-    return Factors(lost, projected_difference(apart, output_projection, values.shape[-3], "head", gate).norm(p=norm, dim=-1))
+    written = projected_difference(apart, output_projection, values.shape[-3], "head", gate)
+    return Factors(lost, finite(written.norm(p=norm, dim=-1), "the mismatch"))

@@ -8,8 +8,12 @@ def exact(weights: Tensor, sink_mass: Tensor | None = None) -> Tensor:
     """The attention probabilities in float32 or better.
 
     Raises:
-        ValueError: they are not finite, negative, or do not sum to 1 − a0 within what their dtype can hold.
+        ValueError: they are not finite, negative, or do not sum to 1 − a0 within what their dtype can hold; or autocast is on.
     """
+    if torch.is_autocast_enabled(weights.device.type):
+        raise ValueError(
+            "autocast is on, which would compute this in low precision: call it under torch.autocast(device_type, enabled=False)"
+        )
     given = torch.finfo(weights.dtype)
     weights = weights.to(torch.promote_types(torch.float32, weights.dtype))
     if not weights.numel():
@@ -30,6 +34,11 @@ def exact(weights: Tensor, sink_mass: Tensor | None = None) -> Tensor:
     return weights
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no number is NaN or infinite: the extremes tell, and cost a tenth of asking each."""
+    return not tensor.numel() or all(bool(extreme.isfinite()) for extreme in torch.aminmax(tensor.detach()))
+
+
 def exact_values(values: Tensor, weights: Tensor) -> Tensor:
     """The values in the dtype of the (exact) weights.
 
@@ -42,7 +51,7 @@ def exact_values(values: Tensor, weights: Tensor) -> Tensor:
             f"values [{kv_heads} KV heads, {values.shape[-2]} keys] do not fit weights [{heads} heads, {weights.shape[-1]} "
             f"keys]: the heads must be a multiple, the keys equal"
         )
-    if not bool(values.isfinite().all()):
+    if not all_finite(values):
         raise ValueError(f"{int((~values.isfinite()).sum())} of {values.numel()} values are not finite")
     return values.to(torch.promote_types(weights.dtype, values.dtype))
 
@@ -71,7 +80,7 @@ def per_head(keep: Tensor, weights: Tensor, sink_mass: Tensor | None = None) -> 
 
 
 def projection(output_projection: Tensor, values: Tensor, heads: int) -> Tensor:
-    """W_O in the dtype of the (exact) values.
+    """W_O in the dtype of the (exact) values, or its own where that is better.
 
     Raises:
         ValueError: it is not finite, or its blocks do not fit the heads and the value dimension.
@@ -81,11 +90,35 @@ def projection(output_projection: Tensor, values: Tensor, heads: int) -> Tensor:
             f"W_O {tuple(output_projection.shape)} does not fit {heads} heads of value_dim {values.shape[-1]}: one block "
             "[value_dim, model_dim] per head"
         )
-    if not bool(output_projection.isfinite().all()):
+    if not all_finite(output_projection):
         raise ValueError(
             f"{int((~output_projection.isfinite()).sum())} of {output_projection.numel()} entries of W_O are not finite"
         )
-    return output_projection.to(values.dtype)
+    return output_projection.to(torch.promote_types(values.dtype, output_projection.dtype))
+
+
+def multiplied(tensor: Tensor, gate: Tensor | None) -> Tensor:
+    """The gate's factor, if there is one.
+
+    Raises:
+        ValueError: the gate is not finite.
+    """
+    if gate is None:
+        return tensor
+    if not all_finite(gate):
+        raise ValueError(f"{int((~gate.isfinite()).sum())} of {gate.numel()} entries of the gate are not finite")
+    return tensor * gate.to(torch.promote_types(tensor.dtype, gate.dtype))
+
+
+def finite(result: Tensor, what: str) -> Tensor:
+    """The result, if it is one.
+
+    Raises:
+        ValueError: it overflowed.
+    """
+    if not all_finite(result):
+        raise ValueError(f"{what} overflows {result.dtype}: the numbers are too large for it; give float64, or rescale them")
+    return result
 
 
 def order_p(norm: float) -> float:

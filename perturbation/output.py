@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from perturbation.inputs import exact, exact_values, order_p, per_head
+from perturbation.inputs import exact, exact_values, finite, multiplied, order_p, per_head
 from perturbation.inputs import projection as exact_projection
 
 Level = Literal["head", "group", "layer"]
@@ -54,8 +54,9 @@ def evicted_output(
     sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
 ) -> Float[Tensor, "*batch heads queries value_dim"]:
     """Σ_R A_i v_i / σ of every head, in value space: the attention output after removal."""
-    left = evicted_weights(weights, keep, sink_mass)
-    return mix(left, exact_values(values, left))
+    weights = exact(weights, sink_mass)
+    values = exact_values(values, weights)
+    return mix(evicted_weights(weights.to(values.dtype), keep, sink_mass), values)
 
 
 def output_difference(
@@ -75,9 +76,11 @@ def output_difference(
     """
     weights = exact(weights, sink_mass)
     kept = per_head(keep, weights, sink_mass)
+    values = exact_values(values, weights)
+    weights = weights.to(values.dtype)
     lost = torch.where(kept, 0, weights).sum(-1, keepdim=True)
     changes = torch.where(kept, -_survivors(weights, kept, sink_mass) * lost, weights)
-    return mix(changes, exact_values(values, weights))
+    return mix(changes, values)
 
 
 def perturbation(
@@ -102,7 +105,8 @@ def perturbation(
     """
     norm = order_p(norm)
     difference = output_difference(weights, values, keep, sink_mass)
-    return projected_difference(difference, output_projection, values.shape[-3], level, gate).norm(p=norm, dim=-1)
+    written = projected_difference(difference, output_projection, values.shape[-3], level, gate)
+    return finite(written.norm(p=norm, dim=-1), "the perturbation")
 
 
 def projected_difference(
@@ -113,10 +117,12 @@ def projected_difference(
     gate: Float[Tensor, "*#batch heads queries value_dim"] | None = None,
 ) -> Float[Tensor, "*batch units queries model_dim"]:
     """Σ_h (g ⊙ Δ_h) W_h over each head, KV group or the whole layer: what reaches the residual stream, with its direction."""
+    if level not in ("head", "group", "layer"):
+        raise ValueError(f"level is 'head', 'group' or 'layer', not {level!r}")
     heads = difference.shape[-3]
+    difference = multiplied(difference, gate)
     blocks = exact_projection(output_projection, difference, heads)
-    if gate is not None:
-        difference = difference * gate.to(difference.dtype)
+    difference = difference.to(blocks.dtype)
     if level == "head":
         return difference @ blocks
     units = n_kv_heads if level == "group" else 1
@@ -131,14 +137,17 @@ def coupling(projected: Float[Tensor, "*batch heads queries model_dim"], *, norm
     1 where no head has an error: there is nothing to cancel, as with a single head.
     """
     apart = projected.norm(p=order_p(norm), dim=-1).sum(-2)
-    return torch.where(apart > 0, projected.sum(-3).norm(p=norm, dim=-1) / apart.where(apart > 0, 1), 1)
+    together = projected.sum(-3).norm(p=norm, dim=-1)
+    return finite(torch.where(apart > 0, together / apart.where(apart > 0, 1), 1), "the coupling")
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:
     """Σ_i w_i v_i per head, the heads of a group sharing their values; [*batch, heads, queries, value_dim]."""
     kv_heads = values.shape[-3]
+    dtype = torch.promote_types(weights.dtype, values.dtype)
+    weights, values = weights.to(dtype), values.to(dtype)
     grouped = weights.unflatten(-3, (kv_heads, -1)).flatten(-3, -2)  # a group's queries in one product
-    mixed = grouped @ values.to(weights.dtype)
+    mixed = grouped @ values
     return mixed.unflatten(-2, (-1, weights.shape[-2])).flatten(-4, -3)
 
 
@@ -147,5 +156,5 @@ def _survivors(weights: Tensor, kept: Tensor, sink_mass: Tensor | None) -> Tenso
     kept_weights = torch.where(kept, weights, 0)
     mass = kept_weights.sum(-1, keepdim=True)
     if sink_mass is not None:
-        mass = mass + sink_mass[..., None]
+        mass = mass + sink_mass[..., None].to(mass.dtype)
     return kept_weights / mass.where(mass > 0, 1)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from perturbation.inputs import exact, exact_values, order_p
+from perturbation.inputs import all_finite, exact, exact_values, finite, order_p
 from perturbation.inputs import projection as exact_projection
 from perturbation.output import mix
 
@@ -40,9 +40,16 @@ def single_eviction_error(
         ValueError: the weights are no probabilities, shapes do not fit, or `norm` is below 1.
     """
     norm = order_p(norm)
+    if level not in ("head", "group"):
+        raise ValueError(f"level is 'head' or 'group', not {level!r}")
     weights = exact(weights, sink_mass)
     values = exact_values(values, weights)
-    weights = weights.to(values.dtype)
+    dtype = torch.promote_types(values.dtype, output_projection.dtype)
+    for tensor in (sink_mass, gate):
+        dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
+    weights, values = weights.to(dtype), values.to(dtype)
+    if gate is not None and not all_finite(gate):
+        raise ValueError(f"{int((~gate.isfinite()).sum())} of {gate.numel()} entries of the gate are not finite")
     heads, queries, keys = weights.shape[-3:]
     kv_heads = values.shape[-3]
     grouping = (kv_heads, heads // kv_heads)
@@ -75,7 +82,7 @@ def single_eviction_error(
             written = change @ blocks[:, :, None]
         error = written.norm(p=norm, dim=-1)
         errors.append(error if level == "group" else error.flatten(-4, -3))
-    return torch.cat(errors, dim=-1)
+    return finite(torch.cat(errors, dim=-1), "the error of an entry")
 
 
 def _dominant(weights: Tensor, values: Tensor, sink_mass: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -161,22 +161,23 @@ def _centring(
     norm: float,
     gate: Tensor | None,
 ) -> Tensor:
-    """What rounding adds where distances from ô are formed around the mean of a group's ô: (1 − σ) times that mean's size."""
+    """What rounding adds where distances from ô are formed around the mean of a head's ô: (1 − σ) times that mean's size."""
     left = evicted_output(weights, values, keep, sink_mass)
     terms, _ = _rounding(weights, values, output_projection, norm, None)
-    grouped = left.abs().unflatten(-3, (values.shape[-3], -1))
-    centre = grouped.mean((-3, -2), keepdim=True).expand_as(grouped).flatten(-4, -3)
+    centre = left.abs().mean(-2, keepdim=True).expand_as(left)
     rows = output_projection.to(left.dtype).norm(p=norm, dim=-1)[:, None]  # ‖W_hd‖
     size = (centre * rows if gate is None else centre * rows * gate.abs()).sum(-1)
-    kept = retained_mass(weights, keep, sink_mass)
-    return 2 * terms * size * (1 - kept).clamp(min=0)
+    kept = keep.repeat_interleave(weights.shape[-3] // keep.shape[-2], -2)[..., None, :]
+    return 2 * terms * size * (weights.to(left.dtype) * ~kept).sum(-1)
 
 
 def _rounding(
     weights: Tensor, values: Tensor, output_projection: Tensor, norm: float, gate: Tensor | None
 ) -> tuple[float, Tensor]:
     """m ε, and the sizes Σ_d |v_id| ‖W_hd‖ [*batch, heads, 1 or queries, keys]."""
-    dtype = torch.promote_types(torch.float32, values.dtype)
+    if 8 < norm < torch.inf:
+        raise ValueError(f"an audit in the norm p = {norm} could notice nothing: p-th powers underflow; take p up to 8, or inf")
+    dtype = torch.promote_types(torch.float32, values.dtype)  # the least precise of what both sides are computed in
     _, value_dim, model_dim = output_projection.shape
     rows = output_projection.to(dtype).norm(p=norm, dim=-1).unflatten(0, (values.shape[-3], -1))  # ‖W_hd‖ [kv_heads, group, d]
     if gate is None:

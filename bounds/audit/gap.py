@@ -57,8 +57,15 @@ def gap(
     from branch-and-bound and the least L from exchange search on the L2 error, starting at `keep`.
 
     Raises:
-        ValueError: rows keep different numbers of entries, or there are too many choices and several queries or heads share one.
+        ValueError: keep breaks what is protected or barred, rows keep different numbers of entries, or there are too many
+            choices and several queries or heads share one.
     """
+    for mask, kind in ((protected, "protected"), (candidates, "candidates")):
+        wrong = None if mask is None else (mask & ~keep if kind == "protected" else keep & ~mask)
+        if wrong is not None and bool(wrong.any()):
+            raise ValueError(
+                f"keep must hold every protected entry and nothing but candidates; {int(wrong.sum())} entries break that ({kind})"
+            )
     counts = keep.sum(-1)
     if bool((counts != counts.flatten()[0]).any()):
         raise ValueError(f"every KV head must keep the same number of entries, not {sorted(set(counts.flatten().tolist()))}")

@@ -32,7 +32,8 @@ def branch_and_bound(
     σ = ½, θ grows with S, and the lines S − μ σ ≥ the bottom b of A (‖ν‖ − μ) take their place. An entry whose exchange would lift
     the bound to the best choice found is settled; branching is on the dearest of the rest, and the best node is opened first.
 
-    Float64. Each row is solved by itself. L itself has no such relaxation: the fractional choice b / n of every entry has error 0, so
+    Float64. Each row is solved by itself; the optimum is proved up to 1e-9 of its value, and not proved where θ is below 1e-5 or so of the
+    rounding of C. L itself has no such relaxation: the fractional choice b / n of every entry has error 0, so
     nothing is cut off near the root, and the true optimum is for `exhaustive` (n ≤ 20) or, from above, for `local_search`.
 
     Raises:
@@ -101,8 +102,12 @@ class _Search:
                     child = self.node(certain, free)
                     if child.lower < self.value:
                         heapq.heappush(queue, (max(child.lower, node.lower), 2 * opened + side, child))
-        open_lower = queue[0][0] if queue else np.inf
-        return self.best, self.value, min(open_lower, self.value)
+        lower = min(queue[0][0] if queue else np.inf, self.value)
+        # bounds are differences of numbers as large as C: where θ is all but lost in their rounding, nothing is proved
+        margin = 64 * len(self.mass) ** 0.5 * np.finfo(np.float64).eps * self.whole
+        if lower < self.value or margin > 1e-9 * self.value > 0:
+            lower = max(lower - margin, 0.0)
+        return self.best, self.value, lower
 
     def node(self, kept: np.ndarray, free: np.ndarray) -> _Node:
         """Relax, improve the best choice with the relaxation's own, and settle every entry whose exchange the bound rules out."""
@@ -116,7 +121,7 @@ class _Search:
         base, held = float(self.sized[kept].sum()), self.sink + float(self.mass[kept].sum())
         by_mass = np.sort(mass)
         low, high = held + by_mass[:count].sum(), held + by_mass[-count:].sum()
-        sign = 1.0 if high >= 0.5 else -1.0  # below ½ θ grows with S
+        sign = 1.0 if high >= self.total / 2 else -1.0  # below ½ θ grows with S
         scores = sign * sized + self.slopes[:, None] * mass
         order = (-scores).argsort(1, kind="stable")
         chosen = order[:, :count]
@@ -142,12 +147,12 @@ class _Search:
 
     def relaxation(self, line: np.ndarray, slope: np.ndarray, low: float, high: float) -> np.ndarray:
         """The least θ on S + μ σ ≤ U (or S − μ σ ≥ −U where σ stays below ½), for σ in [low, high]."""
-        if high >= 0.5:
+        if high >= self.total / 2:
             with np.errstate(divide="ignore", invalid="ignore"):
-                turn = np.sqrt(np.maximum(line, 0) / (2 * slope))
-            sigma = np.clip(np.where(slope > 0, turn, high), max(low, 0.5), high)
-            return self.whole - 2 * line + 2 * slope * sigma + line / sigma - slope
-        ends = [self.whole + (slope * sigma - line) * (1 / sigma - 2) for sigma in (high, low) if sigma > 0]
+                turn = np.sqrt(self.total * np.maximum(line, 0) / (2 * slope))
+            sigma = np.clip(np.where(slope > 0, turn, high), max(low, self.total / 2), high)
+            return self.whole - 2 * line + 2 * slope * sigma + self.total * (line / sigma - slope)
+        ends = [self.whole + (slope * sigma - line) * (self.total / sigma - 2) for sigma in (high, low) if sigma > 0]
         if not ends:
             return np.full(len(line), self.whole)
         bound = np.minimum.reduce(ends)

@@ -55,7 +55,8 @@ def dinkelbach(
 
     def ratio(keep: Tensor) -> Tensor:
         mass = sink + (exact * keep).sum(-1)
-        return (lost_each * ~keep).sum(-1) / mass.where(mass > 0, 1)
+        alive = mass > torch.finfo(mass.dtype).tiny
+        return (lost_each * ~keep).sum(-1) / mass.where(alive, 1)
 
     keep = choose(exact)
     value = ratio(keep)

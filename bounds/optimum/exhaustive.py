@@ -44,7 +44,7 @@ def exhaustive(
         limit: refuse more choices than this.
 
     Raises:
-        ValueError: there are more choices than `limit`, or the budget is out of range.
+        ValueError: there are more choices than `limit`, the budget is out of range, or the objective is not finite.
     """
     must, may = limits(shape, budget, protected, candidates, torch.device(device))
     keep = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -64,6 +64,10 @@ def exhaustive(
             if count:
                 masks.scatter_(1, torch.tensor(chunk, device=device), True)
             values = objective((int(row[0]), int(row[1])), masks)
+            if not bool(values.isfinite().all()):
+                raise ValueError(
+                    f"the objective is not finite for {int((~values.isfinite()).sum())} of {len(values)} choices of row {row}"
+                )
             first = int(values.argmin())  # argmin takes the first of equals
             if float(values[first]) < best:
                 best = float(values[first])

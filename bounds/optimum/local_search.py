@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bounds.inputs import evicted, probabilities, spread
+from bounds.inputs import evicted, probabilities, spread, triangular
 from bounds.optimum.choice import Optimum, limits
 
 
@@ -40,7 +40,7 @@ def local_search(
     total = exact.sum(-1) + sinks  # 1 up to the rounding of the weights' own dtype, which the identity would feel
     exact, sinks = exact / total[..., None], sinks / total
     vectors, blocks = spread(values.double(), output_projection.double(), 2)
-    factor = torch.linalg.qr(blocks.mT, mode="r").R.mT
+    factor = triangular(blocks)
     shape = tuple(keep.shape)
     must, may = limits(shape, None, protected, candidates, keep.device)
     if bool((must & ~keep).any() | (keep & ~may).any()):

@@ -139,3 +139,36 @@ def test_theta_and_mass_at_every_budget_of_a_ranking_are_those_of_its_masks(prob
         keep = torch.zeros_like(problem.keep).scatter(-1, order[..., :budget], True)
         torch.testing.assert_close(curve.theta[index], theta(problem.weights, norms, keep, problem.sink_mass))
         torch.testing.assert_close(curve.retained_mass[index], retained_mass(problem.weights, keep, problem.sink_mass))
+
+
+@given(problems(), NORMS, st.integers(0, 2**32 - 1))
+def test_a_curve_in_float32_breaks_no_bound_however_little_is_left(problem, norm, seed):
+    problem = problem.to(torch.float32)
+    order = torch.rand(problem.keep.shape, generator=torch.Generator().manual_seed(seed)).argsort(-1)
+    budgets = list(range(1, order.shape[-1] + 1))
+    curve = audit_curve(problem.weights, problem.values, problem.projection, order, budgets, problem.sink_mass, norm=norm)
+    assert curve.violations == 0
+    for index, budget in enumerate(budgets):
+        keep = torch.zeros_like(problem.keep).scatter(-1, order[..., :budget], True)
+        exact = Problem(problem.weights, problem.sink_mass, problem.values, problem.projection, keep).to(torch.float64)
+        alone = audit(*exact.inputs, norm=norm)
+        allowed = tolerance(torch.float32, exact) + 1e-18
+        assert ((curve.perturbation[index] - alone.perturbation).abs() <= allowed).all()
+        assert ((curve.theta[index] - alone.theta).abs() <= allowed).all()
+
+
+def test_a_curve_where_everything_kept_is_subnormal_keeps_its_digits():
+    weights = torch.tensor([[[[1e-42, 3e-42, 1.0]]]])
+    values, blocks = torch.tensor([[[[0.3], [0.2], [-0.5]]]]), torch.ones(1, 1, 2)
+    found = audit_curve(weights, values, blocks, torch.arange(3)[None, None], [1, 2])
+    exact = audit_curve(weights.double(), values.double(), blocks.double(), torch.arange(3)[None, None], [1, 2])
+    torch.testing.assert_close(found.perturbation.double(), exact.perturbation, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.theta.double(), exact.theta, rtol=1e-6, atol=0)
+    assert found.violations == 0
+
+
+def test_an_audit_in_a_norm_in_which_it_could_notice_nothing_is_refused():
+    weights, values, blocks, keep = parallel_problem(8, 4)
+    with pytest.raises(ValueError, match="p = 20"):
+        audit(weights, values, blocks, keep, norm=20)
+    assert audit(weights, values, blocks, keep, norm=torch.inf).violations == 0

@@ -40,10 +40,9 @@ def naive_shifted(problem, norm, reference):
 
 
 def allowed_around(dtype, problem, reference):
-    """Rounding, and what distances formed around the mean of a group's references add to it."""
+    """Rounding, and what distances formed around the mean of a head's references add to it."""
     exact = problem.to(torch.float64)
-    grouped = reference.double().abs().unflatten(1, (problem.keep.shape[1], -1))
-    centre = grouped.mean((2, 3), keepdim=True).expand_as(grouped).flatten(1, 2)
+    centre = reference.double().abs().mean(2, keepdim=True)
     own = (centre + reference.double().abs()) @ exact.projection.abs().sum(-1)[None, :, :, None]
     terms = 8 * (problem.values.shape[2] + problem.values.shape[3] + problem.projection.shape[2])
     lost = (exact.weights * ~problem.kept).sum(-1)

@@ -55,7 +55,7 @@ def test_retained_mass_counts_kept_entries_and_the_sink(problem):
 
 @given(problems(sinks=True), st.floats(0, 3), st.floats(0.01, 3))
 def test_above_one_half_a_larger_kept_value_lowers_theta_and_below_it_raises_theta(problem, size, more):
-    """The slope of θ in Σ_R A‖ν‖ at fixed σ is −(2 − 1/σ) + 1 for the entry's own C: two entries of equal weight, one kept, swap norms."""
+    """The slope of θ in Σ_R A‖ν‖ at fixed C and σ is −(2 − 1/σ): two entries of equal weight, one of them kept, swap their norms."""
     weights = problem.weights[:1, :1, :1, :1] / 2
     pair = torch.cat([weights, weights, 1 - 2 * weights], -1)
     sigma = float(1 - weights)
@@ -110,14 +110,15 @@ def stage1_of(problem, seed):
     return problem.keep & (torch.rand(problem.keep.shape, generator=torch.Generator().manual_seed(seed)) < 0.6)
 
 
-@given(problems(), NORMS, SEEDS)
-def test_theta_hat_never_lies_below_theta(problem, norm, seed):
+@given(problems(), NORMS, SEEDS, st.sampled_from([torch.float64, torch.float32]))
+def test_theta_hat_never_lies_below_theta(problem, norm, seed, dtype):
     """θ̂ ≥ θ since σ₁ ≤ σ, wherever stage 1 holds anything; and its stand-in where it holds nothing."""
+    problem = problem.to(dtype)
     norms = norms_of(problem, norm)
     bound = theta(problem.weights, norms, problem.keep, problem.sink_mass)
     hat = theta_hat(problem.weights, norms, problem.keep, stage1_of(problem, seed), problem.sink_mass)
     target(float((bound / hat.clamp(min=1e-12)).max()), label="θ over θ̂")
-    assert (bound <= hat * (1 + 1e-12) + 1e-300).all()
+    assert (bound <= hat * (1 + 100 * torch.finfo(dtype).eps) + 1e-30).all()
     assert hat.isfinite().all()
 
 
@@ -132,7 +133,6 @@ def test_theta_hat_after_a_stage_1_that_chose_everything_is_theta(problem, norm)
 def test_theta_hat_is_the_papers_formula(problem, norm, seed):
     """θ̂ = C − (2 − 1/σ₁) Σ_R A ‖ν‖."""
     norms, stage1 = norms_of(problem, norm), stage1_of(problem, seed)
-    first = retained_mass(problem.weights, problem.keep, problem.sink_mass)
     group = problem.group
     mass = problem.sink_mass + (problem.weights * stage1.repeat_interleave(group, 1)[:, :, None]).sum(-1)
     held = (problem.weights * problem.kept * norms).sum(-1)
@@ -144,7 +144,6 @@ def test_theta_hat_is_the_papers_formula(problem, norm, seed):
     nothing = mass == 0
     largest = (norms * problem.kept).amax(-1)
     torch.testing.assert_close(got[nothing], (lost + largest)[nothing])
-    assert (first >= mass - 1e-12).all()
 
 
 @given(problems(blind=False), NORMS, SEEDS, st.data())

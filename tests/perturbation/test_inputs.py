@@ -1,11 +1,20 @@
 """Bad input is refused with its value or shape, in `perturbation` and in `bounds`; never answered."""
 
+from itertools import product
+
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 
 from bounds import (
+    audit,
+    audit_curve,
     bound_curve,
+    constant,
     dinkelbach,
+    minimal_theta_o_hat,
+    over_heads,
+    over_window,
     projected_distances,
     projected_norms,
     retained_mass,
@@ -148,3 +157,49 @@ def test_a_norm_below_1_is_refused():
     ):
         with pytest.raises(ValueError, match=r"not 0\.5"):
             judge()
+
+
+def test_words_that_mean_nothing_are_refused():
+    bound = torch.ones(1, 2, 1)
+    for judge in (
+        lambda: unchecked(perturbation)(WEIGHTS, VALUES, BLOCKS, KEEP, level="heads"),
+        lambda: unchecked(single_eviction_error)(WEIGHTS, VALUES, BLOCKS, level="layer"),
+        lambda: unchecked(over_heads)(bound, 1, "grp"),
+        lambda: unchecked(over_window)(bound, "average"),
+    ):
+        with pytest.raises((ValueError, TypeCheckError), match=r"heads|layer|grp|average"):
+            judge()
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_gate_a_reference_or_w_o_that_is_not_finite_is_refused(broken):
+    gate = torch.full((1, 2, 1, 3), broken)
+    blocks = BLOCKS * broken
+    for judge in (
+        lambda: perturbation(WEIGHTS, VALUES, BLOCKS, KEEP, gate=gate),
+        lambda: single_eviction_error(WEIGHTS, VALUES, BLOCKS, gate=gate),
+        lambda: theta_o_hat(WEIGHTS, VALUES, BLOCKS, KEEP, gate=gate),
+        lambda: projected_norms(VALUES, BLOCKS, gate=gate),
+        lambda: shifted(WEIGHTS, VALUES, BLOCKS, KEEP, gate),
+        lambda: perturbation(WEIGHTS, VALUES, blocks, KEEP),
+        lambda: projected_norms(VALUES, blocks),
+        lambda: theta_o_hat(WEIGHTS, VALUES, blocks, KEEP),
+        lambda: minimal_theta_o_hat(WEIGHTS, VALUES, blocks, 2),
+        lambda: constant(WEIGHTS, NORMS * broken),
+    ):
+        with pytest.raises(ValueError, match="finite"):
+            judge()
+
+
+@pytest.mark.parametrize("dtypes", list(product([torch.float32, torch.float64], repeat=3)))
+def test_every_mixture_of_precisions_is_taken(dtypes):
+    weights, values, blocks = (tensor.to(dtype) for tensor, dtype in zip((WEIGHTS * 0.5, VALUES, BLOCKS), dtypes, strict=True))
+    for sink in (torch.full((1, 2, 1), 0.5), torch.full((1, 2, 1), 0.5).double()):
+        point = torch.zeros(1, 2, 1, 3)
+        audited = audit(weights, values, blocks, KEEP, sink, centred=True)
+        assert audited.violations == 0
+        assert audit_curve(weights, values, blocks, ORDER, [1, 3], sink).violations == 0
+        single_eviction_error(weights, values, blocks, sink, gate=point.double() + 1)
+        factors(weights, values, blocks, KEEP, sink)
+        theta_o(weights, values, blocks, KEEP, sink)
+        shifted(weights, values, blocks, KEEP, point, sink, gate=point.double())
