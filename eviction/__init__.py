@@ -3,18 +3,26 @@
 from eviction.cache import EvictedCache, cache_bytes
 from eviction.errors import BudgetError
 from eviction.generate import Prefilled, generate, prefill
+from eviction.observation import Observation
 from eviction.policy import Policy, snapkv, snapkv_two_stage
+from eviction.registry import describe, names, policy, register, unregister
 from eviction.select import Decision
 
 __all__ = [
     "BudgetError",
     "Decision",
     "EvictedCache",
+    "Observation",
     "Policy",
     "Prefilled",
     "cache_bytes",
+    "describe",
     "generate",
+    "names",
+    "policy",
     "prefill",
+    "register",
     "snapkv",
     "snapkv_two_stage",
+    "unregister",
 ]

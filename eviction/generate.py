@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
+from eviction.allocate import uniform_entries
 from eviction.cache import EvictedCache, cache_bytes
-from eviction.policy import Policy
+from eviction.policy import Policy, Scored
 from eviction.select import Decision
 from hooks.capture import capture
 from hooks.forward import cache_keyword, forward
@@ -37,22 +38,23 @@ def prefill(model: nn.Module, prompt: Int[Tensor, "batch prompt"], policy: Polic
     same entries masked, up to float rounding (`hooks.hiding` is that reference).
 
     Raises:
-        BudgetError: the budget does not hold more than the policy's window.
+        BudgetError: the budget is outside its range.
         ValueError: the prompt is not one row.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
     if prompt.shape[0] != 1:
         raise ValueError(f"prefill takes one prompt at a time, not a batch of {prompt.shape[0]}")
-    policy.allocate(budget, prompt.shape[1], min(policy.window, prompt.shape[1]))  # refused before the work, not after
+    uniform_entries(budget, torch.tensor([prompt.shape[1]]))  # refused before the work, not after
     cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
     EvictedCache.require_support(cache)
-    decisions: list[Decision] = []
+    scored: list[Scored] = []
 
-    def choose(record: LayerRecord) -> None:
-        decisions.append(policy.decide(record, budget))
+    def look(record: LayerRecord) -> None:
+        scored.append(policy.score(record, budget))
 
-    with capture(model, window=policy.window, visitor=choose):
+    with capture(model, window=policy.window, visitor=look):
         logits = forward(model, prompt, cache, last_logits=1)
+    decisions = policy.decide_all(scored)
     evicted = EvictedCache.compacted(cache, [decision.keep for decision in decisions])
     return Prefilled(evicted, tuple(decisions), logits, cache_bytes(cache))
 
@@ -67,7 +69,7 @@ def generate(
     `generate` needs one token that is not cached yet. `settings` go to `model.generate` as they are.
 
     Raises:
-        BudgetError: the budget, a fraction of the prompt less one token, does not hold more than the policy's window.
+        BudgetError: the budget (a fraction is one of the prompt less one token) is outside its range.
         ValueError: the prompt is not one row of at least 2 tokens, or `settings` brings a cache of its own.
     """
     keyword = cache_keyword(model)

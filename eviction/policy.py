@@ -1,16 +1,38 @@
 """A policy is three verbs, as in Algorithm 2 of arXiv 2502.03805: accumulate, allocate, select."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from bounds.norms import projected_norms
-from eviction.accumulate import SnapKV
-from eviction.allocate import Uniform
-from eviction.select import AttentionOnly, Decision, TwoStage
+from eviction.accumulate import Accumulate, SnapKV
+from eviction.allocate import Allocate, Candidates, Uniform, uniform_entries
+from eviction.observation import Observation, earliest, recent
+from eviction.select import AttentionOnly, Decision, Scores, Select, TwoStage
 from hooks.records import LayerRecord
-from perturbation.weights import attention_weights
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A layer that was looked at: its scores and what its budgets are made of. Small; the record is not held."""
+
+    scores: Scores
+    base: Int[Tensor, " batch"]
+    layer: int
+
+    @property
+    def candidates(self) -> dict[str, Any]:
+        """As `Candidates` takes it."""
+        return {
+            "scores": self.scores.first,
+            "free": self.scores.free,
+            "protected": self.scores.protected.sum(-1),
+            "base": self.base,
+            "layer": self.layer,
+        }
 
 
 @dataclass(frozen=True)
@@ -18,57 +40,69 @@ class Policy:
     """A frozen composition of the three verbs; equal settings are equal policies."""
 
     name: str
-    accumulate: SnapKV = field(default_factory=SnapKV)
-    allocate: Uniform = field(default_factory=Uniform)
-    select: AttentionOnly | TwoStage = field(default_factory=AttentionOnly)
+    accumulate: Accumulate = field(default_factory=SnapKV)
+    allocate: Allocate = field(default_factory=Uniform)
+    select: Select = field(default_factory=AttentionOnly)
 
     @property
-    def window(self) -> int:
-        """The queries that must be captured for this policy to decide, and the entries that it always keeps."""
-        return self.accumulate.window
+    def window(self) -> int | None:
+        """The queries that must be captured for this policy to decide; None for all."""
+        asked = [self.accumulate.queries, getattr(self.select, "window", 1)]
+        return None if None in asked else max(count for count in asked if count is not None)
 
-    def decide(self, record: LayerRecord, budget: int | float) -> Decision:
-        """Which of the layer's entries stay, from what its attention used in the prefill.
+    def score(self, record: LayerRecord | Observation, budget: int | float) -> Scored:
+        """The first look at a layer: importance, what is protected, and the uniform budget of each row.
 
-        Norms are ‖v_i W_h‖ without a gate, which differs from query to query and is not known for the queries to come.
-
-        Args:
-            record: the layer's capture, with at least `window` queries.
-            budget: entries per KV head, or a fraction of the keys.
+        The ends that the accumulator protects are kept as far as the budget holds them and one more entry; a row whose budget is
+        all of it keeps all of it.
 
         Raises:
-            BudgetError: the budget does not hold more than the window.
-            ValueError: fewer queries were captured than the window has, or scores are not finite.
+            BudgetError: the budget is outside its range.
+            ValueError: scores are not finite.
         """
-        weights, _ = attention_weights(**record.inputs)
-        norms = projected_norms(record.values, record.projection_blocks) if self.select.needs_norms else None
-        return self.choose(weights, norms, record.n_kv_heads, budget)
+        seen = record if isinstance(record, Observation) else Observation(record)
+        valid = seen.valid
+        lengths = valid.sum(-1)
+        base = uniform_entries(budget, lengths)
+        start, end = self.accumulate.ends
+        room = torch.where(base >= lengths, lengths, base - 1)
+        held = earliest(valid, room.clamp(max=start))
+        protected = held | recent(valid, (room - held.sum(-1)).clamp(max=end))
+        free = valid & ~protected
+        importance = self.accumulate(seen, protected)
+        scores = self.select.scores(importance, seen, protected, free)
+        return Scored(scores, base, seen.record.layer)
 
-    def choose(
-        self,
-        weights: Float[Tensor, "batch heads queries keys"],
-        value_norms: Float[Tensor, "batch heads 1 keys"] | None,
-        n_kv_heads: int,
-        budget: int | float,
-    ) -> Decision:
-        """`decide`, from attention weights of the window and ‖V W_O‖₁ that are already at hand."""
-        keys = weights.shape[-1]
-        entries = self.allocate(budget, keys, min(self.window, keys))
-        if entries == keys:
-            everything = weights.new_ones(weights.shape[0], n_kv_heads, keys).bool()
-            return Decision(everything, everything if self.select.needs_norms else None)
-        scores = self.accumulate(weights, n_kv_heads)
-        norms = None
-        if value_norms is not None:
-            norms = value_norms[..., 0, : keys - self.window].unflatten(1, (n_kv_heads, -1)).mean(2)
-        return self.select(scores, entries, self.window, norms)
+    def decide(self, record: LayerRecord | Observation, budget: int | float) -> Decision:
+        """Which of the layer's entries stay, from what its attention used in the prefill.
+
+        Args:
+            record: the layer's capture, with at least `window` queries (fewer where the prompt has fewer).
+            budget: entries per KV head, or a fraction of each row's entries (pads apart).
+
+        Raises:
+            BudgetError: the budget is outside its range.
+            ValueError: scores are not finite, or budgets depend on the other layers (`decide_all` then).
+        """
+        if self.allocate.scope != "layer":
+            raise ValueError(f"{self.name} allocates over all layers at once: use decide_all with every layer's scores")
+        return self.decide_all([self.score(record, budget)])[0]
+
+    def decide_all(self, layers: Sequence[Scored]) -> list[Decision]:
+        """The decisions of layers that were scored, all of a model's where budgets are allocated over them."""
+        asked = [Candidates(**layer.candidates, n_layers=len(layers)) for layer in layers]
+        if self.allocate.scope == "model":
+            counts = self.allocate(asked)
+        else:
+            counts = [self.allocate([one])[0] for one in asked]
+        return [self.select.choose(layer.scores, count) for layer, count in zip(layers, counts, strict=True)]
 
 
-def snapkv(**settings: object) -> Policy:
+def snapkv(**settings: Any) -> Policy:
     """SnapKV with attention-only selection; `settings` are those of `SnapKV` (window, kernel, pooling)."""
-    return Policy("snapkv", SnapKV(**settings))  # type: ignore[arg-type]
+    return Policy("snapkv", SnapKV(**settings))
 
 
-def snapkv_two_stage(alpha: float = 0.5, epsilon: float = 1e-4, **settings: object) -> Policy:
+def snapkv_two_stage(alpha: float = 0.5, epsilon: float = 1e-4, **settings: Any) -> Policy:
     """SnapKV with CriticalKV's two-stage selection."""
-    return Policy("snapkv+two-stage", SnapKV(**settings), select=TwoStage(alpha, epsilon))  # type: ignore[arg-type]
+    return Policy("snapkv+two-stage", SnapKV(**settings), select=TwoStage(alpha, epsilon))

@@ -60,9 +60,9 @@ class Curve:
 
 
 def ranking(
-    scores: Shaped[Tensor, "*batch kv_heads keys"], first: Bool[Tensor, "*#batch #kv_heads keys"] | None = None
-) -> Int[Tensor, "*batch kv_heads keys"]:
-    """Entries from the highest score to the lowest, equal scores by position; those of `first` (a window) before all others.
+    scores: Shaped[Tensor, "*batch keys"], first: Bool[Tensor, "*#batch keys"] | None = None
+) -> Int[Tensor, "*batch keys"]:
+    """Entries of each row from the highest score to the lowest, equal scores by position; those of `first` (a window) before all others.
 
     Raises:
         ValueError: a score is NaN.

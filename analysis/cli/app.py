@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from analysis.cli.models import models
+from analysis.cli.policies import explain, policies
 from analysis.cli.validate import validate
 from analysis.errors import InputError
 
@@ -19,6 +20,8 @@ app = typer.Typer(
 )
 app.command()(validate)
 app.command()(models)
+app.command()(policies)
+app.command()(explain)
 
 
 def _version(wanted: bool) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from analysis.errors import InputError
 from analysis.settings import ValidationSettings
-from eviction.allocate import Uniform
+from eviction.allocate import require_room
 from eviction.errors import BudgetError
 
 
@@ -65,7 +65,7 @@ def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: i
         )
     for budget in settings.budgets:
         try:
-            Uniform()(budget, count, settings.window)
+            require_room(budget, count, settings.window)
         except BudgetError as error:
             raise InputError(f"{text.name}: {error}") from error
     return Context(text.name, torch.as_tensor(tokens))

@@ -14,6 +14,7 @@ from analysis.settings import ValidationSettings
 from bounds.norms import projected_norms
 from eviction.accumulate import SnapKV
 from eviction.cache import EvictedCache, cache_bytes
+from eviction.observation import Observation
 from eviction.policy import Policy
 from eviction.select import Decision, TwoStage
 from hooks.capture import capture
@@ -22,7 +23,6 @@ from hooks.forward import crop, forward, greedy
 from hooks.records import Capture, LayerRecord
 from hooks.reference import LoadedModel
 from perturbation.divergence import agreement, kl_divergence
-from perturbation.weights import attention_weights
 
 Progress = Callable[[str], None]
 
@@ -132,12 +132,8 @@ def _layers(
 
 
 def _decide(record: LayerRecord, norms: torch.Tensor, settings: ValidationSettings) -> dict[Choice, Decision]:
-    weights, _ = attention_weights(**record.inputs)
-    return {
-        (policy.name, budget): policy.choose(weights, norms, record.n_kv_heads, budget)
-        for policy in policies(settings)
-        for budget in settings.budgets
-    }
+    seen = Observation(record, {1: norms})
+    return {(policy.name, budget): policy.decide(seen, budget) for policy in policies(settings) for budget in settings.budgets}
 
 
 def _run(

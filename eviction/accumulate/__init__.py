@@ -1,5 +1,10 @@
-"""The first verb of an eviction policy: accumulate how much each entry matters over the observation window."""
+"""The first verb of an eviction policy: accumulate how much each entry matters."""
 
+from eviction.accumulate.base import Accumulate
+from eviction.accumulate.expected import ExpectedAttention
+from eviction.accumulate.h2o import H2O
+from eviction.accumulate.positions import KeyNorm, Random, StartRecent
 from eviction.accumulate.snapkv import SnapKV
+from eviction.accumulate.tova import TOVA
 
-__all__ = ["SnapKV"]
+__all__ = ["H2O", "TOVA", "Accumulate", "ExpectedAttention", "KeyNorm", "Random", "SnapKV", "StartRecent"]

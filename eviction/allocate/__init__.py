@@ -1,5 +1,19 @@
 """The second verb of an eviction policy: allocate the budget to heads."""
 
-from eviction.allocate.uniform import Uniform
+from eviction.allocate.base import Allocate, Candidates, apportion, uniform_entries
+from eviction.allocate.offline import HeadKV, PyramidKV
+from eviction.allocate.ranked import AdaKV, Global
+from eviction.allocate.uniform import Uniform, require_room
 
-__all__ = ["Uniform"]
+__all__ = [
+    "AdaKV",
+    "Allocate",
+    "Candidates",
+    "Global",
+    "HeadKV",
+    "PyramidKV",
+    "Uniform",
+    "apportion",
+    "require_room",
+    "uniform_entries",
+]

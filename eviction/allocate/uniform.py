@@ -2,7 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
+from jaxtyping import Int
+from torch import Tensor
+
+from eviction.allocate.base import Candidates
 from eviction.errors import BudgetError
 
 
@@ -10,30 +15,37 @@ from eviction.errors import BudgetError
 class Uniform:
     """b entries for each KV head, the protected ones counted: what SnapKV does."""
 
-    def __call__(self, budget: int | float, keys: int, protected: int) -> int:
-        """Entries that each KV head keeps out of `keys`.
+    scope: ClassVar[Literal["layer", "model"]] = "layer"
+    source: ClassVar[str] = "SnapKV, arXiv 2404.14469"
 
-        An integer is a number of entries, capped at `keys`. A float is a fraction of `keys` in (0, 1], rounded to the
-        nearest entry (halves up). Exact to the entry; never less than one entry beyond the `protected` ones.
+    def __call__(self, layers: list[Candidates]) -> list[Int[Tensor, "batch kv_heads"]]:
+        """b for every head."""
+        return [layer.base[:, None].expand(-1, layer.n_kv_heads) for layer in layers]
 
-        Raises:
-            BudgetError: the budget is outside its range, or holds no more than the protected entries.
-        """
-        if isinstance(budget, float):
-            if not (0 < budget <= 1):
-                raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")
-            entries = math.floor(budget * keys + 0.5)
-        else:
-            if budget < 1:
-                raise BudgetError(f"a budget is at least 1 entry, not {budget}")
-            entries = min(budget, keys)
-        if entries <= protected and entries < keys:
-            raise BudgetError(
-                f"budget {budget} of {keys} entries is {entries} a head, but the {protected} of the window are always kept "
-                f"and counted: give at least {protected + 1} entries, that is {_percent(protected + 1, keys)} of this "
-                f"context, a longer context or a smaller window"
-            )
-        return entries
+
+def require_room(budget: int | float, keys: int, protected: int) -> int:
+    """Entries per head that `budget` gives out of `keys`, if it holds more than the `protected` ones: what a study of selection needs.
+
+    A policy by itself protects less where the budget is small; an experiment that compares selections has nothing to compare then.
+
+    Raises:
+        BudgetError: the budget is outside its range, or holds no more than the protected entries.
+    """
+    if isinstance(budget, float):
+        if not (0 < budget <= 1):
+            raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")
+        entries = math.floor(budget * keys + 0.5)
+    else:
+        if budget < 1:
+            raise BudgetError(f"a budget is at least 1 entry, not {budget}")
+        entries = min(budget, keys)
+    if entries <= protected and entries < keys:
+        raise BudgetError(
+            f"budget {budget} of {keys} entries is {entries} a head, but the {protected} of the window are always kept "
+            f"and counted: give at least {protected + 1} entries, that is {_percent(protected + 1, keys)} of this "
+            f"context, a longer context or a smaller window"
+        )
+    return entries
 
 
 def _percent(entries: int, keys: int) -> str:

@@ -1,7 +1,19 @@
 """The third verb of an eviction policy: select the entries that stay."""
 
 from eviction.select.attention_only import AttentionOnly
-from eviction.select.decision import Decision
+from eviction.select.decision import Decision, Scores, Select
+from eviction.select.one_stage import Centred, Defensive, RatioOptimum, SingleEviction, Weighted
 from eviction.select.two_stage import TwoStage
 
-__all__ = ["AttentionOnly", "Decision", "TwoStage"]
+__all__ = [
+    "AttentionOnly",
+    "Centred",
+    "Decision",
+    "Defensive",
+    "RatioOptimum",
+    "Scores",
+    "Select",
+    "SingleEviction",
+    "TwoStage",
+    "Weighted",
+]

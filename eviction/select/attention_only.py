@@ -1,29 +1,44 @@
 """What every method before CriticalKV does: keep the entries with the most accumulated attention."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from eviction.select.decision import Decision, with_protected
-from eviction.select.top import top
+from eviction.checks import one_of
+from eviction.observation import Observation
+from eviction.select.decision import Decision, Scores
+from eviction.select.top import best
 
 
 @dataclass(frozen=True)
 class AttentionOnly:
-    """The top b − w by accumulated attention, beside the w protected entries.
+    """The top b − w by accumulated importance, beside the w protected entries.
 
     Minimises the relaxed bound 2 M (1 − σ), M = max_i ‖ν_i‖ (arXiv 2502.03805, section 3.3).
+
+    Attributes:
+        group: "mean" or "max" over the heads that share a KV head.
     """
 
-    needs_norms = False
+    group: Literal["mean", "max"] = "mean"
 
-    def __call__(
+    source: ClassVar[str] = "CriticalKV, arXiv 2502.03805, section 3.3"
+
+    def __post_init__(self) -> None:
+        one_of("group", self.group, "mean", "max")
+
+    def scores(
         self,
-        scores: Float[Tensor, "batch kv_heads candidates"],
-        entries: int,
-        protected: int,
-        norms: Float[Tensor, "batch kv_heads candidates"] | None = None,
-    ) -> Decision:
-        """Decide over the candidates, the entries before the `protected` last ones; `norms` are not looked at."""
-        return Decision(with_protected(top(scores, entries - protected), protected))
+        importance: Float[Tensor, "batch heads keys"],
+        seen: Observation,
+        protected: Bool[Tensor, "batch keys"],
+        free: Bool[Tensor, "batch keys"],
+    ) -> Scores:
+        """The group's importance."""
+        return Scores(seen.grouped(importance, self.group), protected, free)
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """The highest."""
+        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))

@@ -1,10 +1,12 @@
 """A decision is a value: which entries stay, and which of them the first stage chose."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from eviction.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,34 @@ class Decision:
     stage1: Bool[Tensor, "batch kv_heads keys"] | None = None
 
 
-def with_protected(chosen: Bool[Tensor, "batch kv_heads candidates"], protected: int) -> Bool[Tensor, "batch kv_heads keys"]:
-    """The mask over all keys: the candidates as chosen, then the `protected` entries of the window, all kept."""
-    return torch.cat([chosen, chosen.new_ones(*chosen.shape[:2], protected)], dim=-1)
+@dataclass(frozen=True)
+class Scores:
+    """What a layer's selection needs once budgets are known, and no more than that, so that it can wait for other layers.
+
+    `first` ranks the entries, and is what budgets are allocated by; `second` is stage 2's ranking, or what else the selection
+    asks for. `protected` entries are kept, `free` ones may be.
+    """
+
+    first: Float[Tensor, "batch kv_heads keys"]
+    protected: Bool[Tensor, "batch keys"]
+    free: Bool[Tensor, "batch keys"]
+    second: Float[Tensor, "batch kv_heads keys"] | None = None
+
+
+@runtime_checkable
+class Select(Protocol):
+    """The third verb: scores from importance, and a choice once each head's count is known."""
+
+    source: ClassVar[str]
+
+    def scores(
+        self,
+        importance: Float[Tensor, "batch heads keys"],
+        seen: Observation,
+        protected: Bool[Tensor, "batch keys"],
+        free: Bool[Tensor, "batch keys"],
+    ) -> Scores:
+        """Numbers per KV head, from those per query head."""
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """Exactly `counts` entries of each KV head."""

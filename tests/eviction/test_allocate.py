@@ -1,34 +1,155 @@
-"""Budgets are exact to the entry, and impossible ones are refused with the number that would do."""
+"""Budgets are exact to the entry, per row, within what a head has, and never nothing."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eviction import BudgetError
-from eviction.allocate import Uniform
+from eviction.allocate import AdaKV, Candidates, Global, HeadKV, PyramidKV, Uniform, apportion, require_room, uniform_entries
+
+
+@st.composite
+def layers(draw):
+    """Layers of one model, with padded rows and protected entries."""
+    batch, kv_heads, keys = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 12))
+    count = draw(st.integers(1, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    lengths = torch.tensor([draw(st.integers(1, keys)) for _ in range(batch)])
+    base = torch.tensor([draw(st.integers(1, int(length))) for length in lengths])
+    protected = torch.tensor(
+        [draw(st.integers(0, int(b) - 1)) if b < n else int(n) for b, n in zip(base, lengths, strict=True)]
+    )
+    place = torch.arange(keys)
+    free = torch.stack([(place >= keys - n) & (place < keys - p) for n, p in zip(lengths, protected, strict=True)])
+    return [
+        Candidates(
+            torch.randint(0, 5, (batch, kv_heads, keys), generator=generator).double(), free, protected, base, layer, count
+        )
+        for layer in range(count)
+    ]
+
+
+ALLOCATORS = {
+    "uniform": lambda count, heads: Uniform(),
+    "adakv mix": lambda count, heads: AdaKV(0.3, "mix"),
+    "adakv forced": lambda count, heads: AdaKV(0.3, "forced"),
+    "adakv no floor": lambda count, heads: AdaKV(0.0, "forced"),
+    "global": lambda count, heads: Global(0.2),
+    "pyramidkv": lambda count, heads: PyramidKV(),
+    "headkv": lambda count, heads: HeadKV(
+        tuple(tuple(float(head + layer) for head in range(2 * heads)) for layer in range(count))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+@given(layers())
+def test_budgets_add_up_to_the_uniform_ones_within_what_there_is(name, made):
+    allocate = ALLOCATORS[name](len(made), made[0].n_kv_heads)
+    counts = allocate(made) if allocate.scope == "model" else [allocate([layer])[0] for layer in made]
+    for row in range(made[0].scores.shape[0]):
+        total = sum(int(count[row].sum()) for count in counts)
+        assert total == sum(int(layer.base[row]) * layer.n_kv_heads for layer in made) or _lifted(counts, made, row)
+        for count, layer in zip(counts, made, strict=True):
+            assert (count[row] >= layer.protected[row]).all()
+            assert (count[row] <= layer.protected[row] + layer.most[row]).all()
+            assert (count[row] >= 1).all()
+
+
+def _lifted(counts, made, row):
+    """A head that won nothing and has nothing protected keeps one entry all the same."""
+    return any(
+        bool((count[row] == 1).any()) and int(layer.protected[row]) == 0 for count, layer in zip(counts, made, strict=True)
+    )
+
+
+@given(layers())
+def test_a_joint_ranking_without_a_floor_keeps_the_highest_scores_of_the_layer(made):
+    layer = made[0]
+    (counts,) = AdaKV(0.0, "forced")([layer])
+    for row in range(layer.scores.shape[0]):
+        own = layer.scores[row][:, layer.free[row]]
+        room = min(int(layer.room[row]), own.shape[1]) * len(own)
+        ranked = sorted(range(own.numel()), key=lambda i: (-float(own.flatten()[i]), i))[:room]
+        width = max(own.shape[1], 1)
+        wanted = [sum(1 for i in ranked if i // width == head) + int(layer.protected[row]) for head in range(len(own))]
+        assert counts[row].tolist() == [max(number, 1) for number in wanted]
+
+
+@given(layers())
+def test_a_floor_of_1_is_uniform(made):
+    for rule in ("mix", "forced"):
+        for layer in made:
+            assert torch.equal(AdaKV(1.0, rule)([layer])[0], Uniform()([layer])[0])
+
+
+def test_forced_and_mixed_floors_differ_as_they_should():
+    """One head holds all the high scores: forced leaves the other ⌊φ b⌋ entries, mixed φ b."""
+    scores = torch.stack([torch.full((20,), 9.0), torch.zeros(20)])[None].double()
+    layer = Candidates(scores, torch.ones(1, 20, dtype=torch.bool), torch.tensor([0]), torch.tensor([10]), 0, 1)
+    assert AdaKV(0.2, "forced")([layer])[0].tolist() == [[18, 2]]
+    assert AdaKV(0.2, "mix")([layer])[0].tolist() == [[18, 2]]
+    assert AdaKV(0.25, "forced")([layer])[0].tolist() == [[18, 2]]
+    assert AdaKV(0.3, "mix")([layer])[0].tolist() == [[17, 3]]
+
+
+def test_pyramidkv_falls_linearly_from_the_bottom_and_headkv_follows_its_scores():
+    free, nothing = torch.ones(1, 100, dtype=torch.bool), torch.tensor([0])
+    made = [Candidates(torch.zeros(1, 2, 100).double(), free, nothing, torch.tensor([20]), layer, 3) for layer in range(3)]
+    assert [count.tolist() for count in PyramidKV(beta=20)(made)] == [[[39, 39]], [[20, 20]], [[1, 1]]]
+    scores = ((1.0, 1.0), (4.0, 0.0), (0.0, 0.0))
+    counts = HeadKV(scores, beta=2)(made)  # a floor of 10 each; a pool of 60 by share
+    assert [count.tolist() for count in counts] == [[[20, 20]], [[50, 10]], [[10, 10]]]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8),
+    st.integers(0, 80),
+)
+def test_whole_numbers_add_up_within_their_limits(units, total):
+    shares, least, more = [list(part) for part in zip(*units, strict=True)]
+    most = [low + extra for low, extra in zip(least, more, strict=True)]
+    counts = apportion(shares, total, least, most)
+    assert sum(counts) == min(max(total, sum(least)), sum(most))
+    assert all(low <= count <= high for low, count, high in zip(least, counts, most, strict=True))
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=3), st.floats(0, 1, exclude_min=True), st.integers(1, 20_000))
+def test_the_uniform_budget_is_the_nearest_entry_of_each_row_and_never_nothing(lengths, fraction, number):
+    rows = torch.tensor(lengths)
+    assert uniform_entries(fraction, rows).tolist() == [max(1, int(fraction * n + 0.5)) for n in lengths]
+    assert uniform_entries(number, rows).tolist() == [min(number, n) for n in lengths]
 
 
 @given(st.integers(1, 10_000), st.integers(0, 64), st.floats(0, 1, exclude_min=True))
-def test_a_fraction_is_rounded_to_the_nearest_entry_or_refused(keys, protected, budget):
+def test_an_experiment_needs_room_beside_the_window_or_is_told_how_much(keys, protected, budget):
     protected = min(protected, keys)
     nearest = int(budget * keys + 0.5)
     if nearest > protected or nearest == keys:
-        assert Uniform()(budget, keys, protected) == nearest
+        assert require_room(budget, keys, protected) == nearest
     else:
         with pytest.raises(BudgetError, match=f"at least {protected + 1} entries"):
-            Uniform()(budget, keys, protected)
-
-
-@given(st.integers(1, 500), st.integers(1, 1000))
-def test_a_number_of_entries_is_taken_as_it_is(keys, budget):
-    assert Uniform()(budget, keys, 0) == min(budget, keys)
-
-
-def test_a_budget_of_everything_holds_even_a_window_that_is_everything():
-    assert Uniform()(1.0, 16, 16) == 16
+            require_room(budget, keys, protected)
 
 
 @pytest.mark.parametrize("budget", [0, -3, 0.0, -0.1, 1.01, float("nan")])
 def test_what_is_no_budget_is_refused(budget):
     with pytest.raises(BudgetError, match="budget"):
-        Uniform()(budget, 100, 0)
+        uniform_entries(budget, torch.tensor([100]))
+    with pytest.raises(BudgetError, match="budget"):
+        require_room(budget, 100, 0)
+
+
+def test_scores_that_do_not_fit_or_say_nothing_are_refused():
+    layer = Candidates(torch.zeros(1, 2, 4).double(), torch.ones(1, 4).bool(), torch.tensor([0]), torch.tensor([2]), 0, 1)
+    with pytest.raises(ValueError, match="2 layers do not fit a model that attends in 1"):
+        HeadKV(((1.0, 1.0), (1.0, 1.0)))([layer])
+    with pytest.raises(ValueError, match="3 head scores do not fit the 2 KV heads of layer 0"):
+        HeadKV(((1.0, 1.0, 1.0),))([layer])
+    with pytest.raises(ValueError, match="not all 0"):
+        HeadKV(((0.0, 0.0),))
+    with pytest.raises(ValueError, match="beta"):
+        PyramidKV(beta=0.5)
+    with pytest.raises(ValueError, match="floor"):
+        AdaKV(floor=1.2)

@@ -115,11 +115,22 @@ def test_a_prompt_of_several_rows_or_of_one_token_is_refused():
         generate(tiny("llama"), prompt(1), POLICIES[0], 0.5)
 
 
-def test_a_budget_within_the_window_is_refused_before_the_prefill(monkeypatch):
+def test_what_is_no_budget_is_refused_before_the_prefill(monkeypatch):
     model = tiny("llama")
     monkeypatch.setattr(model, "forward", lambda *a, **k: pytest.fail("the model ran"))
-    with pytest.raises(BudgetError, match="the 4 of the window are always kept"):
-        prefill(model, prompt(40), POLICIES[0], 0.1)
+    for budget in (0, -1, 0.0, 1.5):
+        with pytest.raises(BudgetError, match="budget"):
+            prefill(model, prompt(40), POLICIES[0], budget)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("budget", [1, 2, 4, 0.01])
+def test_a_budget_within_the_window_keeps_the_last_entries_but_one_and_the_best_of_the_rest(budget):
+    model = tiny("llama")
+    entries = budget if isinstance(budget, int) else 1
+    for decision in prefill(model, prompt(40), POLICIES[0], budget).decisions:
+        assert (decision.keep.sum(-1) == entries).all()
+        assert decision.keep[..., 40 - (entries - 1) :].all()
 
 
 @torch.no_grad()

@@ -1,0 +1,68 @@
+"""`criticalkv policies` and `criticalkv explain`: every eviction policy by name."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from analysis.errors import InputError
+
+
+def policies(as_json: Annotated[bool, typer.Option("--json", help="One JSON array, nothing else.")] = False) -> None:
+    """List the eviction policies: the bases, what may select on top of each, and those with a name of their own.
+
+    Example: [bold]criticalkv policies[/]
+    """
+    from eviction.registry import describe, names
+
+    found = [describe(name) for name in names()]
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
+        return
+    out = Console()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    for column in ("budget", "selection", "looks at", "source"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        base, _, selection = one.name.partition("+")
+        # a selection is listed once, on the base that most studies start from
+        if selection and base != "snapkv":
+            continue
+        sources = {verb: source for verb, _, _, source, _ in one.verbs}
+        kinds = {verb: cls for verb, cls, *_ in one.verbs}
+        newest = (
+            "select" if kinds["select"] != "AttentionOnly" else "allocate" if kinds["allocate"] != "Uniform" else "accumulate"
+        )
+        source = sources[newest]
+        table.add_row(one.name, one.verbs[1][1], one.verbs[2][1], one.queries, source)
+    out.print(table)
+    out.print(
+        f"A selection goes with every base (adakv+two-stage, h2o+norm, …): {len(found)} names. criticalkv explain NAME tells more."
+    )
+
+
+def explain(name: Annotated[str, typer.Argument(help="A policy's name, such as adakv+two-stage.")]) -> None:
+    """Say what a policy does: formula, paper, parameters with their defaults, and what it needs to see.
+
+    Example: [bold]criticalkv explain adakv+two-stage[/]
+    """
+    from rich.markup import escape
+
+    from eviction.registry import describe
+
+    try:
+        found = describe(name)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    out = Console(highlight=False)
+    out.print(f"[bold]{escape(found.name)}[/], looking at {found.queries}")
+    for verb, cls, text, source, parameters in found.verbs:
+        out.print(f"\n[bold]{verb}[/] {cls} ({escape(source)})")
+        out.print(escape(text))
+        for parameter, default in parameters:
+            out.print(f"  {parameter} = {escape(default)}")

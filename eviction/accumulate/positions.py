@@ -1,0 +1,113 @@
+"""Scores that look at no attention: baselines that no study may skip."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from eviction.checks import at_least
+from eviction.observation import Observation
+
+
+@dataclass(frozen=True)
+class KeyNorm:
+    """1 / (1 + ‖k_i‖₂): keys of small norm tend to be looked at. Source: Devoto et al. (arXiv 2406.11430), which ranks by −‖k‖.
+
+    Attributes:
+        recent: entries at the end that are always kept.
+    """
+
+    recent: int = 0
+
+    source: ClassVar[str] = "A simple and effective L2 norm-based strategy, arXiv 2406.11430"
+
+    def __post_init__(self) -> None:
+        at_least("recent", self.recent, 0)
+
+    @property
+    def queries(self) -> int:
+        """None are looked at; one is captured."""
+        return 1
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The recent entries are kept."""
+        return 0, self.recent
+
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+        """In (0, 1]."""
+        keys = seen.record.keys
+        size = keys.to(torch.promote_types(torch.float32, keys.dtype)).norm(dim=-1)
+        return (1 / (1 + size)).repeat_interleave(seen.record.group, 1)
+
+
+@dataclass(frozen=True)
+class StartRecent:
+    """The first `sink` entries and the most recent ones. Source: StreamingLLM (arXiv 2309.17453).
+
+    Attributes:
+        sink: entries at the start that are always kept; the rest of the budget are the last entries.
+    """
+
+    sink: int = 4
+
+    source: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
+
+    def __post_init__(self) -> None:
+        at_least("sink", self.sink, 0)
+
+    @property
+    def queries(self) -> int:
+        """None are looked at; one is captured."""
+        return 1
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The sink is kept."""
+        return self.sink, 0
+
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+        """The later, the higher."""
+        place = seen.valid.cumsum(-1).to(torch.float32)
+        return (place / place.amax(-1, keepdim=True)).unsqueeze(1).expand(-1, seen.record.n_heads, -1)
+
+
+@dataclass(frozen=True)
+class Random:
+    """Uniform random numbers, the same for every head of a KV group, beside protected ends: the baseline to beat.
+
+    Attributes:
+        seed: with the layer, it determines every number, on every machine.
+        sink: entries at the start that are always kept.
+        recent: entries at the end that are always kept.
+    """
+
+    seed: int = 0
+    sink: int = 4
+    recent: int = 32
+
+    source: ClassVar[str] = "baseline"
+
+    def __post_init__(self) -> None:
+        at_least("seed", self.seed, 0)
+        at_least("sink", self.sink, 0)
+        at_least("recent", self.recent, 0)
+
+    @property
+    def queries(self) -> int:
+        """None are looked at; one is captured."""
+        return 1
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Both ends are kept."""
+        return self.sink, self.recent
+
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+        """In [0, 1), drawn on the CPU."""
+        record = seen.record
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + record.layer)
+        drawn = torch.rand(record.keys.shape[:3], generator=generator).to(record.keys.device)
+        return drawn.repeat_interleave(record.group, 1)

@@ -1,0 +1,106 @@
+"""What an allocator is, and whole numbers that add up."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from eviction.errors import BudgetError
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What one layer asks an allocator for.
+
+    `scores` [batch, kv_heads, keys] rank the entries, `free` [batch, keys] are those that may still be chosen (no pads, nothing
+    protected), `protected` [batch] counts the entries that are kept anyway, `base` [batch] is the uniform budget with them,
+    `layer` the layer's place.
+    """
+
+    scores: Float[Tensor, "batch kv_heads keys"]
+    free: Bool[Tensor, "batch keys"]
+    protected: Int[Tensor, " batch"]
+    base: Int[Tensor, " batch"]
+    layer: int
+    n_layers: int
+
+    @property
+    def room(self) -> Int[Tensor, " batch"]:
+        """Entries of the uniform budget beside the protected ones."""
+        return self.base - self.protected
+
+    @property
+    def most(self) -> Int[Tensor, " batch"]:
+        """Entries that a head can choose at most."""
+        return self.free.sum(-1)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """K."""
+        return self.scores.shape[1]
+
+
+@runtime_checkable
+class Allocate(Protocol):
+    """The second verb: how many entries each KV head keeps, the protected ones counted.
+
+    Budgets add up to `base` times the KV heads (over the layer, or over all layers where `scope` is "model"), to the entry; no head gets less
+    than what is protected or more than it has, and none is left with nothing.
+    """
+
+    scope: ClassVar[Literal["layer", "model"]]
+    source: ClassVar[str]
+
+    def __call__(self, layers: list[Candidates]) -> list[Int[Tensor, "batch kv_heads"]]:
+        """Counts for each layer: one layer at a time where `scope` is "layer", else all of them at once."""
+
+
+def uniform_entries(budget: int | float, lengths: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """b of each row: an integer is a number of entries, capped at the row's length; a float a fraction of it in (0, 1], rounded to
+    the nearest entry (halves up). At least 1.
+
+    Raises:
+        BudgetError: the budget is outside its range.
+    """
+    if isinstance(budget, float):
+        if not 0 < budget <= 1:
+            raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")
+        return torch.tensor([max(1, math.floor(budget * length + 0.5)) for length in lengths.tolist()], device=lengths.device)
+    if budget < 1:
+        raise BudgetError(f"a budget is at least 1 entry, not {budget}")
+    return lengths.clamp(max=budget)
+
+
+def apportion(shares: list[float], total: int, least: list[int], most: list[int]) -> list[int]:
+    """Whole numbers as near to `shares` (of any sum) · `total` as the limits let them, that add up to `total`.
+
+    Largest remainders, ties to the earlier; what a limit cuts off goes to the others in proportion. `total` is brought within the limits' sums.
+    """
+    total = min(max(total, sum(least)), sum(most))
+    counts, open_units = list(least), [i for i in range(len(shares)) if least[i] < most[i]]
+    rest = total - sum(counts)
+    weights = [max(share, 0.0) for share in shares]
+    wanted = _wanted(weights, total)
+    while rest and open_units:
+        lacking = {i: max(wanted[i] - counts[i], 0.0) for i in open_units}
+        size = sum(lacking.values())
+        if size == 0:
+            lacking, size = dict.fromkeys(open_units, 1.0), float(len(open_units))
+        exact = {i: rest * lacking[i] / size for i in open_units}
+        given = {i: min(math.floor(exact[i] + 1e-9), most[i] - counts[i]) for i in open_units}
+        if not any(given.values()):  # less than one each: the largest remainders get one
+            order = sorted(open_units, key=lambda i: (-exact[i], i))[:rest]
+            given = dict.fromkeys(order, 1)
+        for i, more in given.items():
+            counts[i] += more
+        rest = total - sum(counts)
+        open_units = [i for i in open_units if counts[i] < most[i]]
+    return counts
+
+
+def _wanted(weights: list[float], total: int) -> list[float]:
+    size = sum(weights)
+    return [total * (weight / size if size > 0 else 1 / len(weights)) for weight in weights]

@@ -1,0 +1,107 @@
+"""Budgets that are known before the prompt: by layer (PyramidKV), by head (HeadKV)."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from eviction.allocate.base import Candidates, apportion
+from eviction.checks import at_least
+
+
+@dataclass(frozen=True)
+class PyramidKV:
+    """Layer budgets that fall linearly from the bottom to the top, around the uniform one.
+
+    With b' = b − w free entries: the top layer gets b' / β, the bottom one 2 b' − b' / β, in between a line; all heads of a layer the same.
+    Source: PyramidKV (arXiv 2406.02069).
+
+    Attributes:
+        beta: β, at least 1; 1 is uniform. The larger, the steeper.
+    """
+
+    beta: float = 20.0
+
+    scope: ClassVar[Literal["layer", "model"]] = "model"
+    source: ClassVar[str] = "PyramidKV, arXiv 2406.02069"
+
+    def __post_init__(self) -> None:
+        at_least("beta", self.beta, 1)
+
+    def __call__(self, layers: list[Candidates]) -> list[Int[Tensor, "batch kv_heads"]]:
+        """Counts of every layer; with one KV head more or less than another, each layer is weighed by its own."""
+        last = max(len(layers) - 1, 1)
+        shares = [2 - 1 / self.beta - (2 - 2 / self.beta) * place / last for place in range(len(layers))]
+        if len(layers) == 1:
+            shares = [1.0]
+        return _spread(layers, [[share] * layer.n_kv_heads for share, layer in zip(shares, layers, strict=True)], even=True)
+
+
+@dataclass(frozen=True)
+class HeadKV:
+    """Budgets in proportion to head scores measured before, over a floor.
+
+    A KV head gets (1 − 1/β) of the uniform free budget b − w, and its share s_h / Σ s of the pool, which is the other 1/β of all
+    heads' budgets. A KV head's score is the mean of its group's. Source: HeadKV (arXiv 2410.19258); scores by `criticalkv
+    head-scores`.
+
+    Attributes:
+        scores: one row per layer, one number per query head (or KV head), not negative.
+        beta: β, at least 1: 1 shares everything by score, large values are uniform.
+    """
+
+    scores: tuple[tuple[float, ...], ...]
+    beta: float = 1.2
+
+    scope: ClassVar[Literal["layer", "model"]] = "model"
+    source: ClassVar[str] = "HeadKV, arXiv 2410.19258"
+
+    def __post_init__(self) -> None:
+        at_least("beta", self.beta, 1)
+        flat = [score for row in self.scores for score in row]
+        if not flat or not all(math.isfinite(score) and score >= 0 for score in flat) or not sum(flat):
+            raise ValueError(
+                f"head scores must be finite, not negative and not all 0; got {len(self.scores)} layers of {flat[:3]} …"
+            )
+
+    def __call__(self, layers: list[Candidates]) -> list[Int[Tensor, "batch kv_heads"]]:
+        """Counts of every layer.
+
+        Raises:
+            ValueError: there are scores for another number of layers or heads.
+        """
+        if len(layers) != len(self.scores):
+            raise ValueError(f"head scores for {len(self.scores)} layers do not fit a model that attends in {len(layers)}")
+        grouped = []
+        for layer, row in zip(layers, self.scores, strict=True):
+            size, rest = divmod(len(row), layer.n_kv_heads)
+            if rest or not size:
+                raise ValueError(f"{len(row)} head scores do not fit the {layer.n_kv_heads} KV heads of layer {layer.layer}")
+            grouped.append([sum(row[k * size : (k + 1) * size]) / size for k in range(layer.n_kv_heads)])
+        total, heads = sum(map(sum, grouped)), sum(map(len, grouped))
+        shares = [[1 - 1 / self.beta + heads * score / total / self.beta for score in row] for row in grouped]
+        return _spread(layers, shares, even=False)
+
+
+def _spread(layers: list[Candidates], shares: list[list[float]], *, even: bool) -> list[Tensor]:
+    """Whole free budgets by `shares` of the uniform one; `even` keeps a layer's heads alike, as far as whole numbers allow."""
+    counts = [torch.zeros(layer.scores.shape[:2], dtype=torch.long, device=layer.scores.device) for layer in layers]
+    for row in range(layers[0].scores.shape[0]):
+        rooms, mosts = [int(layer.room[row]) for layer in layers], [int(layer.most[row]) for layer in layers]
+        if even:
+            # in units of one entry for each head of the layer
+            wanted = [share[0] * room for share, room in zip(shares, rooms, strict=True)]
+            per_layer = apportion(wanted, sum(rooms), [min(1, most) for most in mosts], mosts)
+            chosen = [[number] * layer.n_kv_heads for number, layer in zip(per_layer, layers, strict=True)]
+        else:
+            flat = [share * room for part, room in zip(shares, rooms, strict=True) for share in part]
+            limits = [most for most, layer in zip(mosts, layers, strict=True) for _ in range(layer.n_kv_heads)]
+            total = sum(room * layer.n_kv_heads for room, layer in zip(rooms, layers, strict=True))
+            numbers = iter(apportion(flat, total, [min(1, most) for most in limits], limits))
+            chosen = [[next(numbers) for _ in range(layer.n_kv_heads)] for layer in layers]
+        for layer, count, own in zip(layers, counts, chosen, strict=True):
+            count[row] = torch.tensor(own, device=count.device) + layer.protected[row]
+    return counts

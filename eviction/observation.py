@@ -1,0 +1,95 @@
+"""What a policy sees of one layer: what its attention used, and what follows from it, each computed once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bounds.distances import projected_distances
+from bounds.norms import projected_norms
+from hooks.records import LayerRecord
+from perturbation.output import attention_output
+from perturbation.weights import attention_weights
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A layer's record with its attention weights, norms and outputs at hand; several policies may look at one.
+
+    `known_norms` are ‖V W_O‖_p by p, [batch, heads, 1, keys], where they were computed before.
+    """
+
+    record: LayerRecord
+    known_norms: Mapping[float, Float[Tensor, "batch heads 1 keys"]] = field(default_factory=dict)
+
+    @cached_property
+    def _attention(self) -> tuple[Tensor, Tensor]:
+        return attention_weights(**self.record.inputs)
+
+    @property
+    def weights(self) -> Float[Tensor, "batch heads queries keys"]:
+        """A of the recorded queries."""
+        return self._attention[0]
+
+    @property
+    def sink_mass(self) -> Float[Tensor, "batch heads queries"]:
+        """a0 of the recorded queries."""
+        return self._attention[1]
+
+    @cached_property
+    def valid(self) -> Bool[Tensor, "batch keys"]:
+        """Entries that the last query sees: no pads, and nothing that a sliding window has left behind."""
+        mask = self.record.mask
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+        return seen[:, :, -1].any(1).expand(self.record.keys.shape[0], -1)
+
+    @cached_property
+    def looking(self) -> Float[Tensor, "batch 1 queries 1"]:
+        """1 for a recorded query that is no pad, else 0."""
+        return self.record.query_valid[:, None, :, None].to(self.weights.dtype)
+
+    def window_mean(self, count: int) -> Float[Tensor, "batch heads keys"]:
+        """Mean of A over the last `count` queries, pads apart."""
+        looking = self.looking[:, :, -count:]
+        return (self.weights[:, :, -count:] * looking).sum(2) / looking.sum(2)
+
+    def window_max(self, count: int) -> Float[Tensor, "batch heads keys"]:
+        """Maximum of A over the last `count` queries, pads apart."""
+        return (self.weights[:, :, -count:] * self.looking[:, :, -count:]).amax(2)
+
+    def norms(self, norm: float = 1) -> Float[Tensor, "batch heads keys"]:
+        """‖v_i W_h‖_p, without a gate: that differs from query to query and is not known for the queries to come."""
+        cache = self.__dict__.setdefault("_norms", dict(self.known_norms))
+        if norm not in cache:
+            cache[norm] = projected_norms(self.record.values, self.record.projection_blocks, norm=norm)
+        return cache[norm][:, :, 0]
+
+    def distances(self, norm: float = 1) -> Float[Tensor, "batch heads keys"]:
+        """‖ν_i − ō‖_p, ō the mean of the recorded queries' outputs."""
+        cache = self.__dict__.setdefault("_distances", {})
+        if norm not in cache:
+            outputs = attention_output(self.weights, self.record.values) * self.looking
+            centre = outputs.sum(2, keepdim=True) / self.looking.sum(2, keepdim=True)
+            cache[norm] = projected_distances(self.record.values, self.record.projection_blocks, centre, norm=norm)[:, :, 0]
+        return cache[norm]
+
+    def grouped(self, per_head: Float[Tensor, "batch heads keys"], how: str = "mean") -> Float[Tensor, "batch kv_heads keys"]:
+        """Over the heads that share a KV head: "mean" or "max"."""
+        apart = per_head.unflatten(1, (self.record.n_kv_heads, -1))
+        return apart.mean(2) if how == "mean" else apart.amax(2)
+
+
+def recent(valid: Bool[Tensor, "batch keys"], count: Tensor | int) -> Bool[Tensor, "batch keys"]:
+    """The last `count` valid entries of each row."""
+    from_end = valid.flip(-1).cumsum(-1).flip(-1)
+    limit = count[:, None] if isinstance(count, Tensor) else count
+    return valid & (from_end <= limit)
+
+
+def earliest(valid: Bool[Tensor, "batch keys"], count: Tensor | int) -> Bool[Tensor, "batch keys"]:
+    """The first `count` valid entries of each row."""
+    limit = count[:, None] if isinstance(count, Tensor) else count
+    return valid & (valid.cumsum(-1) <= limit)

@@ -1,0 +1,216 @@
+"""One ranking by what an entry's removal does to the output, by several measures of it."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bounds.optimum.dinkelbach import dinkelbach
+from eviction.checks import at_least, one_of
+from eviction.observation import Observation
+from eviction.select.decision import Decision, Scores
+from eviction.select.top import best, scaled
+from perturbation.single import single_eviction_error
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The top by A_i ‖ν_i‖ in one stage: stage 2 of CriticalKV without its stage 1.
+
+    Attributes:
+        norm: p of ‖V W_O‖_p.
+        group: "mean of products", what each head's bound asks for on average, or "product of means".
+    """
+
+    norm: Literal[1, 2] = 1
+    group: Literal["mean of products", "product of means"] = "mean of products"
+
+    source: ClassVar[str] = "CriticalKV with α = 0, arXiv 2502.03805"
+
+    def __post_init__(self) -> None:
+        one_of("norm", self.norm, 1, 2)
+        one_of("group", self.group, "product of means", "mean of products")
+
+    def scores(
+        self,
+        importance: Float[Tensor, "batch heads keys"],
+        seen: Observation,
+        protected: Bool[Tensor, "batch keys"],
+        free: Bool[Tensor, "batch keys"],
+    ) -> Scores:
+        """A ‖ν‖ of the group."""
+        norms = seen.norms(self.norm)
+        if self.group == "mean of products":
+            return Scores(seen.grouped(importance * norms), protected, free)
+        return Scores(seen.grouped(importance) * seen.grouped(norms), protected, free)
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """The highest."""
+        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
+
+
+@dataclass(frozen=True)
+class Centred:
+    """The top by A_i ‖ν_i − ō‖, ō the mean output of the queries that looked: values measured from the output, not from the origin.
+
+    The terms of θ_o (docs/theory.md, C3). Ours.
+
+    Attributes:
+        norm: p of ‖·‖_p.
+    """
+
+    norm: Literal[1, 2] = 1
+
+    source: ClassVar[str] = "criticalkv, docs/theory.md C3"
+
+    def __post_init__(self) -> None:
+        one_of("norm", self.norm, 1, 2)
+
+    def scores(
+        self,
+        importance: Float[Tensor, "batch heads keys"],
+        seen: Observation,
+        protected: Bool[Tensor, "batch keys"],
+        free: Bool[Tensor, "batch keys"],
+    ) -> Scores:
+        """A ‖ν − ō‖ of the group."""
+        return Scores(seen.grouped(importance * seen.distances(self.norm)), protected, free)
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """The highest."""
+        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
+
+
+@dataclass(frozen=True)
+class SingleEviction:
+    """The top by the exact error of removing the entry alone, ‖Σ_h A/(1 − A) (ν − o_h)‖, mean over the window's queries.
+
+    In value space, L2 and per head it is the score of CAOTE (arXiv 2504.14051) and DropKV; in the residual stream the group is
+    summed before the norm. It looks at attention itself, so accumulated importance has no part in it.
+
+    Attributes:
+        window: the last queries that are looked at.
+        space: "residual" (after W_O, the group summed) or "value" (before it, mean over the group's heads).
+        norm: p of ‖·‖_p.
+    """
+
+    window: int = 8
+    space: Literal["residual", "value"] = "residual"
+    norm: Literal[1, 2] = 2
+
+    source: ClassVar[str] = "CAOTE, arXiv 2504.14051"
+
+    def __post_init__(self) -> None:
+        at_least("window", self.window, 1)
+        one_of("space", self.space, "residual", "value")
+        one_of("norm", self.norm, 1, 2)
+
+    def scores(
+        self,
+        importance: Float[Tensor, "batch heads keys"],
+        seen: Observation,
+        protected: Bool[Tensor, "batch keys"],
+        free: Bool[Tensor, "batch keys"],
+    ) -> Scores:
+        """The mean error over the window."""
+        record, part = seen.record, slice(-self.window, None)
+        weights, sink_mass, looking = seen.weights[:, :, part], seen.sink_mass[:, :, part], seen.looking[:, :, part]
+        if self.space == "residual":
+            blocks, level = record.projection_blocks, "group"
+        else:
+            width = record.values.shape[-1]
+            blocks = torch.eye(width, device=weights.device, dtype=weights.dtype).expand(record.n_heads, width, width)
+            level = "head"
+        errors = single_eviction_error(weights, record.values, blocks, sink_mass, norm=self.norm, level=level)  # type: ignore[arg-type]
+        mean = (errors * looking).sum(2) / looking.sum(2)
+        return Scores(mean if level == "group" else seen.grouped(mean), protected, free)
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """The highest."""
+        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
+
+
+@dataclass(frozen=True)
+class Defensive:
+    """The worst case over the group, max(max_h A, mean over entries), times ‖v W_O‖ over its own mean.
+
+    DefensiveKV (arXiv 2510.13334) with an accumulator that takes the maximum over the window: an entry that one query of one head needs once is
+    kept. The floor, the head's mean, keeps entries that were never looked at comparable by their norm.
+
+    Attributes:
+        norm: p of ‖V W_O‖_p.
+    """
+
+    norm: Literal[1, 2] = 1
+
+    source: ClassVar[str] = "DefensiveKV, arXiv 2510.13334"
+
+    def __post_init__(self) -> None:
+        one_of("norm", self.norm, 1, 2)
+
+    def scores(
+        self,
+        importance: Float[Tensor, "batch heads keys"],
+        seen: Observation,
+        protected: Bool[Tensor, "batch keys"],
+        free: Bool[Tensor, "batch keys"],
+    ) -> Scores:
+        """Floored worst case times the relative norm."""
+        worst = seen.grouped(importance, "max")
+        among = free[:, None].to(worst.dtype)
+        floor = (worst * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
+        return Scores(torch.maximum(worst, floor) * scaled(seen.grouped(seen.norms(self.norm))), protected, free)
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """The highest."""
+        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
+
+
+@dataclass(frozen=True)
+class RatioOptimum:
+    """The exact minimiser of θ_o = (Σ_E A_i ‖ν_i − ō‖) / σ for the window's mean attention, by Dinkelbach's method (docs/theory.md, O2).
+
+    Minimises that bound for one query of one head; over a window and a group it takes their mean attention and mean distances.
+    It looks at attention itself, not at pooled importance. Ours.
+
+    Attributes:
+        window: the last queries whose mean attention counts.
+        norm: p of ‖·‖_p.
+    """
+
+    window: int = 32
+    norm: Literal[1, 2] = 1
+
+    source: ClassVar[str] = "criticalkv, docs/theory.md O2"
+
+    def __post_init__(self) -> None:
+        at_least("window", self.window, 1)
+        one_of("norm", self.norm, 1, 2)
+
+    def scores(
+        self,
+        importance: Float[Tensor, "batch heads keys"],
+        seen: Observation,
+        protected: Bool[Tensor, "batch keys"],
+        free: Bool[Tensor, "batch keys"],
+    ) -> Scores:
+        """The group's mean attention and mean distances."""
+        return Scores(seen.grouped(seen.window_mean(self.window)), protected, free, seen.grouped(seen.distances(self.norm)))
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """The minimiser of each head's ratio."""
+        assert scores.second is not None
+        attention = scores.first.double()
+        keep = torch.zeros_like(attention, dtype=torch.bool)
+        may = (scores.free | scores.protected)[:, None].expand_as(keep)
+        must = scores.protected[:, None].expand_as(keep)
+        sink = (1 - attention.sum(-1)).clamp(min=0)
+        for count in counts.unique().tolist():
+            rows = counts == count
+            found = dinkelbach(
+                attention[rows], scores.second[rows], count, sink[rows], protected=must[rows], candidates=may[rows]
+            )
+            keep[rows] = found.keep
+        return Decision(keep)
