@@ -1,6 +1,6 @@
 """The pipeline: accumulate, allocate, select, and the compressed cache that decoding goes on with."""
 
-from eviction.cache import EvictedCache, cache_bytes
+from eviction.cache import EvictedCache, cache_bytes, reading
 from eviction.errors import BudgetError
 from eviction.generate import Prefilled, generate, prefill
 from eviction.observation import Observation
@@ -21,6 +21,7 @@ __all__ = [
     "names",
     "policy",
     "prefill",
+    "reading",
     "register",
     "snapkv",
     "snapkv_two_stage",

@@ -1,5 +1,6 @@
 """The pipeline end to end: prefill, evict, go on decoding on what is left."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from eviction.allocate import uniform_entries
-from eviction.cache import EvictedCache, cache_bytes
+from eviction.cache import EvictedCache, cache_bytes, reading
 from eviction.policy import Policy, Scored
 from eviction.select import Decision
 from hooks.capture import capture
@@ -35,7 +36,8 @@ def prefill(model: nn.Module, prompt: Int[Tensor, "batch prompt"], policy: Polic
     """Run the prompt once, let `policy` choose in each layer as it passes, and keep only what it chose.
 
     For a batch of one and models whose layers all attend to everything. The evicted cache equals the full one with the
-    same entries masked, up to float rounding (`hooks.hiding` is that reference).
+    same entries masked, up to float rounding (`hooks.hiding` is that reference). Where heads or layers keep different numbers of
+    entries the cache is `ragged`, and goes on inside `with eviction.reading(model):`.
 
     Raises:
         BudgetError: the budget is outside its range.
@@ -55,8 +57,9 @@ def prefill(model: nn.Module, prompt: Int[Tensor, "batch prompt"], policy: Polic
     with capture(model, window=policy.window, visitor=look):
         logits = forward(model, prompt, cache, last_logits=1)
     decisions = policy.decide_all(scored)
-    evicted = EvictedCache.compacted(cache, [decision.keep for decision in decisions])
-    return Prefilled(evicted, tuple(decisions), logits, cache_bytes(cache))
+    held = cache_bytes(cache)
+    evicted = EvictedCache.compacted(cache, [decision.keep for decision in decisions], consume=True)
+    return Prefilled(evicted, tuple(decisions), logits, held)
 
 
 @torch.inference_mode()
@@ -88,4 +91,5 @@ def generate(
         )
     evicted = prefill(model, prompt[:, :-1], policy, budget).cache
     mask = torch.ones_like(prompt)
-    return model.generate(prompt, **{"attention_mask": mask, **settings, keyword: evicted})  # type: ignore[operator]
+    with reading(model) if evicted.ragged else nullcontext():
+        return model.generate(prompt, **{"attention_mask": mask, **settings, keyword: evicted})  # type: ignore[operator]

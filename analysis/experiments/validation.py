@@ -95,7 +95,7 @@ def validate_context(
     for choice in decisions[0]:
         progress(f"{choice[0]} at {choice[1]:.0%}")
         evicted = EvictedCache.compacted(cache, [layer[choice].keep for layer in decisions])
-        held, kept = evicted.nbytes, evicted.entries
+        held, kept = evicted.nbytes, round(evicted.entries)
         with capture(model, window=None) as after:
             evicted_logits = forward(model, tokens, evicted)
         drifts.append(drift_rows(decoded.records, after.records, choice, sets))
