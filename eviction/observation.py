@@ -54,7 +54,7 @@ class Observation:
     def window_mean(self, count: int) -> Float[Tensor, "batch heads keys"]:
         """Mean of A over the last `count` queries, pads apart."""
         looking = self.looking[:, :, -count:]
-        return (self.weights[:, :, -count:] * looking).sum(2) / looking.sum(2)
+        return (looking.mT @ self.weights[:, :, -count:]).squeeze(2) / looking.sum(2)  # a product: nothing of that size is made
 
     def window_max(self, count: int) -> Float[Tensor, "batch heads keys"]:
         """Maximum of A over the last `count` queries, pads apart."""
