@@ -256,7 +256,10 @@ def test_local_search_ends_where_no_exchange_helps_and_never_above_its_start(pro
             other = found.keep.clone()
             other[b, k, out], other[b, k, into] = False, True
             mass = problem.sink_mass[b] + (problem.weights[b] * other[b].repeat_interleave(problem.group, 0)[:, None]).sum(-1)
-            if mass.min() > 1e-9:
+            held = problem.sink_mass[b] + (problem.weights[b] * found.keep[b].repeat_interleave(problem.group, 0)[:, None]).sum(
+                -1
+            )
+            if min(mass.min(), held.min()) > 1e-6:  # below, the Gram form has few digits
                 assert float(error(other)[b, k]) >= float(reached[b, k]) - allowed
     assert keys == len(kept) + len(gone)
 
