@@ -97,6 +97,17 @@ def projection(output_projection: Tensor, values: Tensor, heads: int) -> Tensor:
     return output_projection.to(torch.promote_types(values.dtype, output_projection.dtype))
 
 
+def finite_gate(gate: Tensor) -> Tensor:
+    """The gate, if it is one.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    if not all_finite(gate):
+        raise ValueError(f"{int((~gate.isfinite()).sum())} of {gate.numel()} entries of the gate are not finite")
+    return gate
+
+
 def multiplied(tensor: Tensor, gate: Tensor | None) -> Tensor:
     """The gate's factor, if there is one.
 
@@ -105,9 +116,7 @@ def multiplied(tensor: Tensor, gate: Tensor | None) -> Tensor:
     """
     if gate is None:
         return tensor
-    if not all_finite(gate):
-        raise ValueError(f"{int((~gate.isfinite()).sum())} of {gate.numel()} entries of the gate are not finite")
-    return tensor * gate.to(torch.promote_types(tensor.dtype, gate.dtype))
+    return tensor * finite_gate(gate).to(torch.promote_types(tensor.dtype, gate.dtype))
 
 
 def finite(result: Tensor, what: str) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from perturbation.inputs import all_finite, exact, exact_values, finite, order_p
+from perturbation.inputs import exact, exact_values, finite, finite_gate, order_p
 from perturbation.inputs import projection as exact_projection
 from perturbation.output import mix
 
@@ -48,8 +48,6 @@ def single_eviction_error(
     for tensor in (sink_mass, gate):
         dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
     weights, values = weights.to(dtype), values.to(dtype)
-    if gate is not None and not all_finite(gate):
-        raise ValueError(f"{int((~gate.isfinite()).sum())} of {gate.numel()} entries of the gate are not finite")
     heads, queries, keys = weights.shape[-3:]
     kv_heads = values.shape[-3]
     grouping = (kv_heads, heads // kv_heads)
@@ -60,7 +58,7 @@ def single_eviction_error(
         blocks = blocks.flatten(1, 2)
     if norm == 2:
         blocks = torch.linalg.qr(blocks.mT, mode="r").R.mT
-    factor = None if gate is None else gate.to(values.dtype).unflatten(-3, grouping)[..., None, :]
+    factor = None if gate is None else finite_gate(gate).to(values.dtype).unflatten(-3, grouping)[..., None, :]
     output = mix(weights, values).unflatten(-3, grouping)[..., None, :]  # [*batch, kv_heads, group, queries, 1, value_dim]
     share = weights.unflatten(-3, grouping)
     top, moved = _dominant(weights, values, sink_mass)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicLayer
 
+from eviction.cache.uniform import CompressedLayer
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
 from hooks.masks import visible
@@ -57,7 +57,7 @@ class RaggedStates(torch.Tensor):
         raise UnsupportedAttention(OUTSIDE)
 
 
-class RaggedLayer(DynamicLayer):
+class RaggedLayer(CompressedLayer):
     """One layer: kept entries of each row and KV head one after the other, and a dense tail of what was written since.
 
     `kept_keys` [entries, head_dim] and `kept_values` hold head k of row b at `spans[b][k]`. It says that it is as long as what was seen, and
@@ -104,32 +104,6 @@ class RaggedLayer(DynamicLayer):
         """Keys that a mask is needed for, and the position at which they begin: the tail."""
         assert self.keys is not None
         return self.keys.shape[-2] + query_length, self.seen
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last −`tokens_to_remove` tokens, as far as they were written after the eviction.
-
-        Raises:
-            ValueError: it would reach into the compressed prompt, whose dropped entries are gone.
-        """
-        assert self.keys is not None
-        assert self.values is not None
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the negative of the number of tokens to take back, not {tokens_to_remove}")
-        held = self.keys.shape[-2] + tokens_to_remove
-        if held < 0:
-            raise ValueError(
-                f"cannot take back {-tokens_to_remove} tokens: only {self.keys.shape[-2]} were written after the eviction, and the "
-                "entries dropped from the prompt are gone; prefill the shorter prompt instead"
-            )
-        self.keys, self.values = self.keys[..., :held, :], self.values[..., :held, :]
-
-    def reset(self) -> None:
-        """Not possible: an evicted layer without its entries is nothing.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("an evicted cache cannot be reset to empty; make a new DynamicCache and prefill again")
 
     def _fixed(self, *args: Any, **kwargs: Any) -> None:
         """Rows of a ragged layer cannot be repeated, picked or reordered yet.

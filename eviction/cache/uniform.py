@@ -5,33 +5,13 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 
-class EvictedLayer(DynamicLayer):
-    """One layer's kept entries, and how many were dropped before them.
+class CompressedLayer(DynamicLayer):
+    """What every layer that lost entries has in common: tokens written since can be taken back, and nothing else.
 
-    It says that it is as long as what was seen (`get_seq_length`), so that positions go on where the prompt ended, and that
-    it holds what it holds (`get_mask_sizes`): kept entries stand in front of what comes, all visible to it.
+    `kept` of the entries in `keys` are the prompt's; those after them were written since.
     """
 
-    def __init__(
-        self,
-        keys: Float[Tensor, "batch kv_heads kept head_dim"],
-        values: Float[Tensor, "batch kv_heads kept value_dim"],
-        dropped: int,
-    ) -> None:
-        super().__init__()
-        self.lazy_initialization(keys, values)
-        self.keys, self.values = keys, values
-        self.dropped = dropped
-        self.kept = keys.shape[-2]
-
-    def get_seq_length(self) -> int:
-        """Tokens seen: those held and those dropped."""
-        assert self.keys is not None
-        return self.keys.shape[-2] + self.dropped
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that attention will see, and the position at which they begin to count."""
-        return self.get_seq_length() - self.dropped + query_length, self.dropped
+    kept: int = 0
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last −`tokens_to_remove` tokens, as far as they were written after the eviction.
@@ -60,6 +40,35 @@ class EvictedLayer(DynamicLayer):
             RuntimeError: always.
         """
         raise RuntimeError("an evicted cache cannot be reset to empty; make a new DynamicCache and prefill again")
+
+
+class EvictedLayer(CompressedLayer):
+    """One layer's kept entries, and how many were dropped before them.
+
+    It says that it is as long as what was seen (`get_seq_length`), so that positions go on where the prompt ended, and that
+    it holds what it holds (`get_mask_sizes`): kept entries stand in front of what comes, all visible to it.
+    """
+
+    def __init__(
+        self,
+        keys: Float[Tensor, "batch kv_heads kept head_dim"],
+        values: Float[Tensor, "batch kv_heads kept value_dim"],
+        dropped: int,
+    ) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self.dropped = dropped
+        self.kept = keys.shape[-2]
+
+    def get_seq_length(self) -> int:
+        """Tokens seen: those held and those dropped."""
+        assert self.keys is not None
+        return self.keys.shape[-2] + self.dropped
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that attention will see, and the position at which they begin to count."""
+        return self.get_seq_length() - self.dropped + query_length, self.dropped
 
 
 def uniform_layer(keys: Tensor, values: Tensor, keep: Tensor) -> EvictedLayer:

@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from eviction.checks import one_of
 from eviction.observation import Observation
-from eviction.select.decision import Decision, Scores
-from eviction.select.top import best
+from eviction.select.decision import OneRanking, Scores
 
 
 @dataclass(frozen=True)
-class AttentionOnly:
+class AttentionOnly(OneRanking):
     """The top b − w by accumulated importance, beside the w protected entries.
 
     Minimises the relaxed bound 2 M (1 − σ), M = max_i ‖ν_i‖ (arXiv 2502.03805, section 3.3).
@@ -38,7 +37,3 @@ class AttentionOnly:
     ) -> Scores:
         """The group's importance."""
         return Scores(seen.grouped(importance, self.group), protected, free)
-
-    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
-        """The highest."""
-        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))

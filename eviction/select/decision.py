@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eviction.observation import Observation
+from eviction.select.top import best
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,11 @@ class Select(Protocol):
 
     def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
         """Exactly `counts` entries of each KV head."""
+
+
+class OneRanking:
+    """A selection that keeps the highest of its first scores."""
+
+    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
+        """The highest."""
+        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))

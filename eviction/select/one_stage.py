@@ -10,13 +10,13 @@ from torch import Tensor
 from bounds.optimum.dinkelbach import dinkelbach
 from eviction.checks import at_least, one_of
 from eviction.observation import Observation
-from eviction.select.decision import Decision, Scores
-from eviction.select.top import best, scaled
+from eviction.select.decision import Decision, OneRanking, Scores
+from eviction.select.top import scaled
 from perturbation.single import single_eviction_error
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(OneRanking):
     """The top by A_i ‖ν_i‖ in one stage: stage 2 of CriticalKV without its stage 1.
 
     Attributes:
@@ -46,13 +46,9 @@ class Weighted:
             return Scores(seen.grouped(importance * norms), protected, free)
         return Scores(seen.grouped(importance) * seen.grouped(norms), protected, free)
 
-    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
-        """The highest."""
-        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
-
 
 @dataclass(frozen=True)
-class Centred:
+class Centred(OneRanking):
     """The top by A_i ‖ν_i − ō‖, ō the mean output of the queries that looked: values measured from the output, not from the origin.
 
     The terms of θ_o (docs/theory.md, C3). Ours.
@@ -78,13 +74,9 @@ class Centred:
         """A ‖ν − ō‖ of the group."""
         return Scores(seen.grouped(importance * seen.distances(self.norm)), protected, free)
 
-    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
-        """The highest."""
-        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
-
 
 @dataclass(frozen=True)
-class SingleEviction:
+class SingleEviction(OneRanking):
     """The top by the exact error of removing the entry alone, ‖Σ_h A/(1 − A) (ν − o_h)‖, mean over the window's queries.
 
     In value space, L2 and per head it is the score of CAOTE (arXiv 2504.14051) and DropKV; in the residual stream the group is
@@ -127,13 +119,9 @@ class SingleEviction:
         mean = (errors * looking).sum(2) / looking.sum(2)
         return Scores(mean if level == "group" else seen.grouped(mean), protected, free)
 
-    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
-        """The highest."""
-        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
-
 
 @dataclass(frozen=True)
-class Defensive:
+class Defensive(OneRanking):
     """The worst case over the group, max(max_h A, mean over entries), times ‖v W_O‖ over its own mean.
 
     DefensiveKV (arXiv 2510.13334) with an accumulator that takes the maximum over the window: an entry that one query of one head needs once is
@@ -162,10 +150,6 @@ class Defensive:
         among = free[:, None].to(worst.dtype)
         floor = (worst * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
         return Scores(torch.maximum(worst, floor) * scaled(seen.grouped(seen.norms(self.norm))), protected, free)
-
-    def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
-        """The highest."""
-        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
 
 
 @dataclass(frozen=True)
