@@ -5,8 +5,14 @@ import math
 
 def at_least(name: str, value: float, least: float) -> None:
     """Raises ValueError unless `value` is a finite number of at least `least`."""
-    if not (math.isfinite(value) and value >= least):
+    if isinstance(value, str) or not (math.isfinite(value) and value >= least):
         raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
+
+
+def whole(name: str, value: int, least: int) -> None:
+    """Raises ValueError unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
 def share(name: str, value: float) -> None:
@@ -23,5 +29,6 @@ def one_of(name: str, value: object, *allowed: object) -> None:
 
 def odd(name: str, value: int) -> None:
     """Raises ValueError unless `value` is an odd number of at least 1."""
-    if value < 1 or value % 2 == 0:
+    whole(name, value, 1)
+    if value % 2 == 0:
         raise ValueError(f"{name} must be an odd number of at least 1, not {value}")

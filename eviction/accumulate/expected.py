@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eviction.checks import at_least
+from eviction.checks import whole
 from eviction.observation import Observation
 
 
@@ -32,9 +32,9 @@ class ExpectedAttention:
     source: ClassVar[str] = "Expected Attention, arXiv 2510.00636"
 
     def __post_init__(self) -> None:
-        at_least("window", self.window, 1)
-        at_least("sink", self.sink, 0)
-        at_least("recent", self.recent, 0)
+        whole("window", self.window, 1)
+        whole("sink", self.sink, 0)
+        whole("recent", self.recent, 0)
 
     @property
     def queries(self) -> int:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eviction.checks import at_least
+from eviction.checks import whole
 from eviction.observation import Observation
 from perturbation.weights import attention_weights
 
@@ -31,7 +31,7 @@ class H2O:
     source: ClassVar[str] = "H2O, arXiv 2306.14048"
 
     def __post_init__(self) -> None:
-        at_least("recent", self.recent, 0)
+        whole("recent", self.recent, 0)
 
     @property
     def queries(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eviction.checks import at_least
+from eviction.checks import whole
 from eviction.observation import Observation
 
 
@@ -24,7 +24,7 @@ class KeyNorm:
     source: ClassVar[str] = "A simple and effective L2 norm-based strategy, arXiv 2406.11430"
 
     def __post_init__(self) -> None:
-        at_least("recent", self.recent, 0)
+        whole("recent", self.recent, 0)
 
     @property
     def queries(self) -> int:
@@ -56,7 +56,7 @@ class StartRecent:
     source: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
     def __post_init__(self) -> None:
-        at_least("sink", self.sink, 0)
+        whole("sink", self.sink, 0)
 
     @property
     def queries(self) -> int:
@@ -91,9 +91,9 @@ class Random:
     source: ClassVar[str] = "baseline"
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, 0)
-        at_least("sink", self.sink, 0)
-        at_least("recent", self.recent, 0)
+        whole("seed", self.seed, 0)
+        whole("sink", self.sink, 0)
+        whole("recent", self.recent, 0)
 
     @property
     def queries(self) -> int:

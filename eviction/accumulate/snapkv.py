@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from eviction.checks import at_least, odd, one_of
+from eviction.checks import odd, one_of, whole
 from eviction.observation import Observation
 
 Pooling = Literal["max", "mean", "none"]
@@ -36,7 +36,7 @@ class SnapKV:
     source: ClassVar[str] = "SnapKV, arXiv 2404.14469"
 
     def __post_init__(self) -> None:
-        at_least("window", self.window, 1)
+        whole("window", self.window, 1)
         odd("kernel", self.kernel)
         one_of("pooling", self.pooling, "max", "mean", "none")
         one_of("over", self.over, "mean", "max")

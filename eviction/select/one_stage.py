@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bounds.optimum.dinkelbach import dinkelbach
-from eviction.checks import at_least, one_of
+from eviction.checks import one_of, whole
 from eviction.observation import Observation
 from eviction.select.decision import Decision, OneRanking, Scores
 from eviction.select.top import scaled
@@ -95,7 +95,7 @@ class SingleEviction(OneRanking):
     source: ClassVar[str] = "CAOTE, arXiv 2504.14051"
 
     def __post_init__(self) -> None:
-        at_least("window", self.window, 1)
+        whole("window", self.window, 1)
         one_of("space", self.space, "residual", "value")
         one_of("norm", self.norm, 1, 2)
 
@@ -170,7 +170,7 @@ class RatioOptimum:
     source: ClassVar[str] = "criticalkv, docs/theory.md O2"
 
     def __post_init__(self) -> None:
-        at_least("window", self.window, 1)
+        whole("window", self.window, 1)
         one_of("norm", self.norm, 1, 2)
 
     def scores(

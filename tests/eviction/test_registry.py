@@ -138,3 +138,9 @@ def test_a_function_of_the_wrong_shape_or_with_nan_is_refused_with_what_is_neede
                 policy(name).decide(record(), 0.5)
         finally:
             unregister(name)
+
+
+@pytest.mark.parametrize("settings", [{"window": 2.5}, {"window": "32"}, {"kernel": True}, {"kernel": 0}])
+def test_counts_that_are_no_whole_numbers_are_refused_when_the_policy_is_made(settings):
+    with pytest.raises((ValueError, TypeError), match=next(iter(settings))):
+        policy("snapkv", **settings)
