@@ -1,26 +1,25 @@
 """A cache layer whose KV heads hold different numbers of entries, flat, so that the bytes held are the bytes kept.
 
-Attention that reads it runs head by head, inside `with reading(model)`; anything else that touches what it hands out is told so.
+Each kept entry knows its slot, the place that it had among everything seen, so that any mask (sliding, chunked, padded) is right for it.
+Attention that reads the layer runs inside `with eviction.reading(model)`; anything else that touches what it hands out is told so.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from eviction.cache.uniform import CompressedLayer
-from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
+from eviction.cache.compressed import CompressedLayer
 from hooks.errors import UnsupportedAttention
-from hooks.masks import visible
 
 OUTSIDE = (
     "this cache holds different numbers of entries per head, and only attention inside `with eviction.reading(model):` can read it "
-    "(eviction.generate does that by itself); under flex attention, flash attention or torch.compile it cannot be read"
+    "(eviction.generate does that by itself); under torch.compile it cannot be read"
 )
+CHANNEL = "evicted_layer"
+"""The option by which a latent layer, whose states the model expands, tells its attention call of itself."""
 
 
 class RaggedStates(torch.Tensor):
@@ -60,120 +59,162 @@ class RaggedStates(torch.Tensor):
 class RaggedLayer(CompressedLayer):
     """One layer: kept entries of each row and KV head one after the other, and a dense tail of what was written since.
 
-    `kept_keys` [entries, head_dim] and `kept_values` hold head k of row b at `spans[b][k]`. It says that it is as long as what was seen, and
-    that a mask is needed over the tail alone: kept entries stand before whatever comes, and are seen by all of it.
+    `kept_keys` [entries, head_dim], `kept_values` and `slots` hold head k of row b at `spans[b][k]`. It says that it is as long as what was
+    seen, and asks for a mask over all of that, of which each head takes the columns of its slots. With a `window` (a sliding layer) entries
+    that no query to come can see are dropped as it slides. `latent`: the states are one head's, which the model expands for all.
     """
 
     def __init__(
         self,
-        keys: Float[Tensor, "batch kv_heads seen head_dim"],
-        values: Float[Tensor, "batch kv_heads seen value_dim"],
-        keep: Bool[Tensor, "batch kv_heads seen"],
+        keys: Float[Tensor, "batch kv_heads held head_dim"],
+        values: Float[Tensor, "batch kv_heads held value_dim"],
+        keep: Bool[Tensor, "batch kv_heads held"],
+        *,
+        first: int = 0,
+        window: int | None = None,
+        latent: bool = False,
     ) -> None:
         super().__init__()
+        self.seen = first + keys.shape[2]
+        self.start = self.seen
+        self.window, self.latent, self.record_past = window, latent, False
+        self.is_sliding = window is not None
+        self.lazy_initialization(keys[:, :, :0], values[:, :, :0])
+        self.keys, self.values = (part.new_empty(*part.shape[:2], 0, part.shape[3]) for part in (keys, values))
         # boolean indexing walks rows, heads and entries in order: kept entries stay ascending
         self.kept_keys, self.kept_values = keys[keep], values[keep]
-        counts = keep.sum(-1)
-        ends = counts.flatten().cumsum(0).view_as(counts)
-        self.counts = counts
-        self.spans = [
-            [slice(end - count, end) for end, count in zip(*pair, strict=True)]
-            for pair in zip(ends.tolist(), counts.tolist(), strict=True)
-        ]
-        self.seen = keys.shape[2]
-        self.lazy_initialization(keys[:, :, :0], values[:, :, :0])
-        self.keys, self.values = (
-            keys.new_empty(*keys.shape[:2], 0, keys.shape[3]),
-            values.new_empty(*values.shape[:2], 0, values.shape[3]),
-        )
+        self.slots = (torch.arange(first, self.seen, device=keys.device, dtype=torch.int32).expand(keep.shape))[keep]
+        self._count(keep.sum(-1).tolist())
+
+    def _count(self, counts: list[list[int]]) -> None:
+        """`counts[b][k]` entries are kept of head k in row b; the flat tensors hold them in that order."""
+        self.counts, self.spans, end = counts, [], 0
+        for row in counts:
+            spans = []
+            for count in row:
+                spans.append(slice(end, end + count))
+                end += count
+            self.spans.append(spans)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Every tensor that the layer holds for its entries."""
+        return *super().parts, self.kept_keys, self.kept_values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append to the tail; attention gets states that know this layer."""
+        """Append to the tail; attention gets states that know this layer.
+
+        Raises:
+            UnsupportedAttention: a latent layer has no way to tell attention of itself, in this release of transformers.
+        """
         assert self.keys is not None
         assert self.values is not None
+        if not self.record_past:
+            self._slide()
         self.keys = torch.cat([self.keys, key_states], dim=-2)
         self.values = torch.cat([self.values, value_states], dim=-2)
-        return RaggedStates.of(self.keys, self), RaggedStates.of(self.values, self)
+        if not self.latent:
+            return RaggedStates.of(self.keys, self), RaggedStates.of(self.values, self)
+        options = kwargs.get("kwargs")
+        if options is None:
+            raise UnsupportedAttention(
+                "a latent cache with different numbers of entries per layer needs a newer transformers; keep the same number everywhere"
+            )
+        options[CHANNEL] = self
+        keys, values, _ = self.dense()
+        return keys, values
+
+    def dense(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of all heads side by side [batch, kv_heads, longest, ·], and the slots [batch, kv_heads, longest] (−1: nothing
+        there); kept entries first, from the left, then what was written since.
+        """
+        assert self.keys is not None
+        assert self.values is not None
+        there, dense = self._there(), []
+        for kept, since in ((self.kept_keys, self.keys), (self.kept_values, self.values)):
+            part = kept.new_zeros(*there.shape, kept.shape[-1])
+            part[there] = kept
+            dense.append(torch.cat([part, since], 2))
+        return dense[0], dense[1], self.dense_slots()
+
+    def dense_slots(self) -> Tensor:
+        """The third of `dense`."""
+        assert self.keys is not None
+        there = self._there()
+        tail = torch.arange(self.start, self.get_seq_length(), device=self.slots.device, dtype=self.slots.dtype)
+        slots = self.slots.new_full(there.shape, -1)
+        slots[there] = self.slots
+        return torch.cat([slots, tail.expand(*there.shape[:2], -1)], 2)
+
+    def _there(self) -> Tensor:
+        """Which places of the kept entries side by side are filled."""
+        counts = torch.tensor(self.counts, device=self.slots.device)[..., None]
+        return torch.arange(max(max(row) for row in self.counts), device=self.slots.device) < counts
+
+    def _slide(self) -> None:
+        """Drop what no query to come can see: entries a window or more behind the next one. Kept ones a part of a window at a time."""
+        if self.window is None:
+            return
+        oldest = self.get_seq_length() - self.window + 1
+        assert self.keys is not None
+        assert self.values is not None
+        if (over := min(oldest - self.start, self.keys.shape[2])) > 0:
+            self.keys, self.values = self.keys[:, :, over:].clone(), self.values[:, :, over:].clone()
+            self.start += over
+        if len(self.slots) and oldest >= min(self.seen, self._checked + max(self.window // 8, 1)):
+            self._checked = oldest
+            left = self.slots >= oldest
+            counts = [[int(left[span].sum()) for span in row] for row in self.spans]
+            self.kept_keys, self.kept_values, self.slots = self.kept_keys[left], self.kept_values[left], self.slots[left]
+            self._count(counts)
+
+    _checked: int = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last −`tokens_to_remove` tokens, as far as they were written after the eviction.
+
+        Raises:
+            ValueError: it would reach into the compressed prompt, or behind a window that has slid (`activate_past_recording` keeps more).
+        """
+        if self.window is not None and tokens_to_remove < 0:
+            needed = self.get_seq_length() + tokens_to_remove - self.window + 1
+            if needed < max(self.start if self.start > self.seen else 0, self._checked):
+                raise ValueError(
+                    f"cannot take back {-tokens_to_remove} tokens: the sliding window of {self.window} has dropped entries that would be seen "
+                    "again; call cache.activate_past_recording() before they are written"
+                )
+        super().crop(tokens_to_remove)
+        self._slide()
+
+    def activate_past_recording(self) -> None:
+        """Let the window slide only in `crop`, so that tokens can be taken back."""
+        self.record_past = True
 
     def get_seq_length(self) -> int:
         """Tokens seen: the prompt's and those written since."""
         assert self.keys is not None
-        return self.seen + self.keys.shape[-2]
+        return self.start + self.keys.shape[-2]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that a mask is needed for, and the position at which they begin: the tail."""
-        assert self.keys is not None
-        return self.keys.shape[-2] + query_length, self.seen
+        """Keys that a mask is needed for, and the position at which they begin: everything seen."""
+        return self.get_seq_length() + query_length, 0
 
-    def _fixed(self, *args: Any, **kwargs: Any) -> None:
-        """Rows of a ragged layer cannot be repeated, picked or reordered yet.
-
-        Raises:
-            UnsupportedAttention: always.
-        """
-        raise UnsupportedAttention(
-            "the rows of a ragged cache cannot be repeated or reordered, as beam search does; decode one sequence a row"
-        )
-
-    reorder_cache = batch_repeat_interleave = batch_select_indices = _fixed  # type: ignore[assignment]
-
-    def attention(self, call: AttentionCall) -> AttentionResult:
-        """softmax(softcap(scale · q kᵀ) + mask [, sink]) v over the kept entries and the tail, row by row and head by head.
-
-        In float32 or better; kept entries are visible to every query, the tail as the call's mask has it.
-        """
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """The rows that `beam_idx` names, in its order."""
+        rows = beam_idx.tolist()
+        where = [torch.arange(span.start, span.stop) for row in rows for span in self.spans[row]]
+        index = torch.cat(where).to(self.slots.device)
         assert self.keys is not None
         assert self.values is not None
-        tail = replace(call, key=self.keys, value=self.values)
-        mask = visible(tail)
-        dtype = torch.promote_types(torch.float32, call.query.dtype)
-        bias = (
-            mask
-            if mask.dtype != torch.bool
-            else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-        )
-        batch, heads, queries, head_dim = call.query.shape
-        kv_heads, group = self.keys.shape[1], heads // self.keys.shape[1]
-        scale = call.options.get("scaling")
-        scale = head_dim**-0.5 if scale is None else float(scale)
-        softcap, sinks = call.options.get("softcap"), call.options.get("s_aux", call.options.get("sinks"))
-        output = call.query.new_empty(batch, queries, heads, self.values.shape[-1])
-        bias = bias.to(dtype).expand(batch, heads if mask.shape[1] > 1 else 1, queries, self.keys.shape[2])
-        for row in range(batch):
-            for head in range(kv_heads):
-                span, own = self.spans[row][head], slice(head * group, (head + 1) * group)
-                asked = call.query[row, own].flatten(0, 1)  # [group · queries, head_dim]
-                logits = torch.cat([asked @ self.kept_keys[span].mT, asked @ self.keys[row, head].mT], -1).to(dtype) * scale
-                if softcap is not None:
-                    logits = softcap * torch.tanh(logits / softcap)
-                logits = logits.unflatten(0, (group, queries))
-                first = span.stop - span.start
-                logits[..., first:] += bias[row, own if bias.shape[1] > 1 else slice(0, 1)]
-                if sinks is not None:
-                    logits = torch.cat([logits, sinks[own].to(dtype)[:, None, None].expand(-1, queries, 1)], -1)
-                weights = logits.softmax(-1).to(call.query.dtype).flatten(0, 1)
-                read = weights[:, :first] @ self.kept_values[span]
-                read = read + weights[:, first : first + self.keys.shape[2]] @ self.values[row, head]
-                output[row, :, own] = read.unflatten(0, (group, queries)).transpose(0, 1)
-        return output, None
+        self.kept_keys, self.kept_values, self.slots = self.kept_keys[index], self.kept_values[index], self.slots[index]
+        self.keys, self.values = (part[beam_idx.to(part.device)] for part in (self.keys, self.values))
+        self._count([self.counts[row] for row in rows])
 
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times."""
+        self.reorder_cache(torch.arange(len(self.counts)).repeat_interleave(repeats))
 
-@contextmanager
-def reading(model: nn.Module) -> Iterator[None]:
-    """Inside the block, `model`'s attention can read ragged caches; other caches are read as ever.
-
-    For sdpa and eager attention, on any device. Nothing is left on the model on exit.
-
-    Raises:
-        UnsupportedAttention: the model's attention is not dispatched, or is compiled.
-    """
-
-    def attend(call: AttentionCall, proceed: Proceed) -> AttentionResult:
-        if not isinstance(call.key, RaggedStates):
-            return proceed(call)
-        if call.implementation not in ("sdpa", "eager"):
-            raise UnsupportedAttention(OUTSIDE)
-        return call.key.layer.attention(call)
-
-    with intercept(model, attend):
-        yield
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The rows `indices`."""
+        rows = torch.arange(len(self.counts))
+        self.reorder_cache(rows[indices.cpu() if isinstance(indices, Tensor) else indices])

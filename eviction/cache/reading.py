@@ -1,0 +1,119 @@
+"""Attention over ragged cache layers, head by head, in place of the kernel that the model asks for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from eviction.cache.ragged import CHANNEL, OUTSIDE, RaggedLayer, RaggedStates
+from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
+from hooks.errors import UnsupportedAttention
+from hooks.masks import visible
+
+
+@contextmanager
+def reading(model: nn.Module) -> Iterator[None]:
+    """Inside the block, `model`'s attention can read ragged caches; other caches are read as ever.
+
+    Whatever kernel the model asks for (sdpa, eager, flex or flash), on any device; a latent layer is read by sdpa or eager attention.
+    Nothing is left on the model on exit.
+
+    Raises:
+        UnsupportedAttention: the model's attention is not dispatched, or is compiled.
+    """
+    with intercept(model, attend):
+        yield
+
+
+def attend(call: AttentionCall, proceed: Proceed) -> AttentionResult:
+    """An attention handler: ragged states are read here, all others by what comes next."""
+    if isinstance(call.key, RaggedStates):
+        return read(call, call.key.layer)
+    if isinstance(layer := call.options.get(CHANNEL), RaggedLayer):
+        return proceed(latent(call, layer))
+    return proceed(call)
+
+
+def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
+    """softmax(softcap(scale · q kᵀ) + mask [, sink]) v over the kept entries and the tail, row by row and head by head.
+
+    The softmax is in float32 or better. `call.mask` covers everything seen; each head takes the columns of the slots that it holds.
+    """
+    keys, values = layer.keys, layer.values
+    assert keys is not None
+    assert values is not None
+    total = layer.get_seq_length()
+    mask = covering(call, total)
+    dtype = torch.promote_types(torch.float32, call.query.dtype)
+    batch, heads, queries, head_dim = call.query.shape
+    kv_heads, group, written = keys.shape[1], heads // keys.shape[1], keys.shape[2]
+    scale = call.options.get("scaling")
+    scale = head_dim**-0.5 if scale is None else float(scale)
+    softcap, sinks = call.options.get("softcap"), call.options.get("s_aux", call.options.get("sinks"))
+    if sinks is not None:  # a logit for each head, or for each head and query
+        sinks = sinks[None, :, None, None] if sinks.dim() == 1 else sinks
+        sinks = sinks.to(dtype).expand(batch, heads, queries, 1)
+    output = call.query.new_empty(batch, queries, heads, values.shape[-1])
+    for row in range(batch):
+        seen = None if mask is None else mask[row if mask.shape[0] > 1 else 0]
+        for head in range(kv_heads):
+            span, own = layer.spans[row][head], slice(head * group, (head + 1) * group)
+            asked = call.query[row, own].flatten(0, 1)  # [group · queries, head_dim]
+            logits = torch.cat([asked @ layer.kept_keys[span].mT, asked @ keys[row, head].mT], -1).to(dtype) * scale
+            if softcap is not None:
+                logits = softcap * torch.tanh(logits / softcap)
+            logits = logits.unflatten(0, (group, queries))
+            if seen is not None:
+                part = seen[own] if seen.shape[0] > 1 else seen
+                logits = masked(logits, torch.cat([part[..., layer.slots[span].long()], part[..., total - written :]], -1))
+            if sinks is not None:
+                logits = torch.cat([logits, sinks[row, own]], -1)
+            weights = logits.softmax(-1).to(call.query.dtype).flatten(0, 1)
+            kept = span.stop - span.start
+            mixed = weights[:, :kept] @ layer.kept_values[span] + weights[:, kept : kept + written] @ values[row, head]
+            output[row, :, own] = mixed.unflatten(0, (group, queries)).transpose(0, 1)
+    return output, None
+
+
+def latent(call: AttentionCall, layer: RaggedLayer) -> AttentionCall:
+    """The call for a latent layer, whose states the model has expanded, with a mask for the slots that are there.
+
+    Raises:
+        UnsupportedAttention: the kernel takes no such mask.
+    """
+    if call.implementation not in ("sdpa", "eager"):
+        raise UnsupportedAttention(
+            f"a latent cache with different numbers of entries per layer is read by sdpa or eager attention, not by '{call.implementation}'"
+        )
+    options = {name: value for name, value in call.options.items() if name != CHANNEL}
+    slots = layer.dense_slots()[:, 0]
+    there = (slots >= 0)[:, None, None]
+    mask = covering(call, layer.get_seq_length())
+    if mask is None:
+        chosen = there.expand(-1, 1, call.query.shape[2], -1)
+    else:
+        batch, columns = slots.shape
+        wide = mask.expand(batch, -1, -1, -1)
+        chosen = wide.gather(-1, slots.clamp(min=0).long()[:, None, None].expand(*wide.shape[:3], columns))
+        chosen = masked(chosen, there) if chosen.dtype != torch.bool else chosen & there
+    if call.implementation == "eager" and chosen.dtype == torch.bool:
+        chosen = masked(torch.zeros(chosen.shape, dtype=call.query.dtype, device=chosen.device), chosen)
+    return replace(call, mask=chosen, options=options)
+
+
+def covering(call: AttentionCall, total: int) -> Tensor | None:
+    """The call's mask over all `total` slots, [1 or batch, 1 or heads, queries, total]; None where a lone query sees everything."""
+    if call.mask is None and call.query.shape[2] == 1 and call.options.get("position_bias") is None:
+        if not call.implementation.startswith("flash"):
+            return None
+    key = call.query.new_empty(1, 1, 1, 1).expand(1, 1, total, 1)  # for its length
+    return visible(replace(call, key=key))
+
+
+def masked(logits: Tensor, mask: Tensor) -> Tensor:
+    """`logits` with a boolean (True: visible) or additive mask; what is hidden gets the lowest number, so that a row of nothing is finite."""
+    if mask.dtype == torch.bool:
+        return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    return (logits + mask.to(logits.dtype)).clamp(min=torch.finfo(logits.dtype).min)
