@@ -2,16 +2,19 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from eviction.allocate import uniform_entries
 from eviction.cache import EvictedCache, cache_bytes, reading
-from eviction.policy import Policy, Scored
+from eviction.cache.owner import owner
+from eviction.observation import Observation
+from eviction.policy import Policy, Scored, merged
 from eviction.select import Decision
 from hooks.capture import capture
 from hooks.forward import cache_keyword, forward
@@ -20,49 +23,95 @@ from hooks.records import LayerRecord
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A prompt after prefill and eviction: the cache to go on with, and what was decided in each layer.
+    """A prompt after prefill and eviction: the cache to go on with, and what was decided.
 
-    `logits` are those after the prompt's last token, before anything was evicted.
+    `decisions` are those of the layers that hold entries, in order. `keep` has one mask for each decoder layer, as `hooks.hiding` takes
+    them: that of the layer whose entries it reads, or None where it has no attention. `logits` are those after the prompt's last token,
+    before anything was evicted.
     """
 
     cache: EvictedCache
     decisions: tuple[Decision, ...]
+    keep: tuple[Bool[Tensor, "batch cached_heads prompt"] | None, ...]
     logits: Float[Tensor, "batch 1 vocabulary"]
     full_bytes: int
 
 
-@torch.inference_mode()
-def prefill(model: nn.Module, prompt: Int[Tensor, "batch prompt"], policy: Policy, budget: int | float) -> Prefilled:
+@torch.no_grad()
+def prefill(
+    model: nn.Module,
+    prompt: Int[Tensor, "batch prompt"],
+    policy: Policy,
+    budget: int | float,
+    *,
+    attention_mask: Int[Tensor, "batch prompt"] | Bool[Tensor, "batch prompt"] | None = None,
+) -> Prefilled:
     """Run the prompt once, let `policy` choose in each layer as it passes, and keep only what it chose.
 
-    For a batch of one and models whose layers all attend to everything. The evicted cache equals the full one with the
-    same entries masked, up to float rounding (`hooks.hiding` is that reference). Where heads or layers keep different numbers of
-    entries the cache is `ragged`, and goes on inside `with eviction.reading(model):`.
+    The evicted cache equals the full one with the same entries masked, up to float rounding (`hooks.hiding` is that reference). Where heads
+    or layers keep different numbers of entries the cache is `ragged`, and goes on inside `with eviction.reading(model):`. Layers that read
+    another's entries (shared KV) share its decision, on the mean of their scores.
+
+    Args:
+        model: a causal language model of transformers: full, sliding-window, latent and linear attention, or a mixture.
+        prompt: tokens; in a batch of different lengths padded on the left.
+        policy: what is kept.
+        budget: entries per KV head, or a fraction of those that a row has in that layer (pads apart, within a sliding window).
+        attention_mask: 0 where a token is a pad. Go on with a mask that covers the prompt's tokens too.
 
     Raises:
         BudgetError: the budget is outside its range.
-        ValueError: the prompt is not one row.
+        ValueError: the mask does not fit, or pads on the right.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
-    if prompt.shape[0] != 1:
-        raise ValueError(f"prefill takes one prompt at a time, not a batch of {prompt.shape[0]}")
+    padding = _padding(prompt, attention_mask)
     uniform_entries(budget, torch.tensor([prompt.shape[1]]))  # refused before the work, not after
     cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
     EvictedCache.require_support(cache)
-    scored: list[Scored] = []
+    scored: dict[int, list[Scored]] = {}
+    places: dict[int, int] = {}  # decoder layer -> cache layer
+    latent: set[int] = set()
 
     def look(record: LayerRecord) -> None:
-        scored.append(policy.score(record, budget))
+        place, expanded = owner(cache, record)
+        layer: Any = cache.layers[place]
+        if expanded:
+            latent.add(place)
+        places[record.layer] = place
+        seen = Observation(record, cached_heads=layer.keys.shape[1], held=layer.keys.shape[2])
+        scored.setdefault(place, []).append(policy.score(seen, budget))
 
     with capture(model, window=policy.window, visitor=look):
-        logits = forward(model, prompt, cache, last_logits=1)
-    decisions = policy.decide_all(scored)
-    held = cache_bytes(cache)
-    evicted = EvictedCache.compacted(cache, [decision.keep for decision in decisions], consume=True)
-    return Prefilled(evicted, tuple(decisions), logits, held)
+        logits = forward(model, prompt, cache, last_logits=1, attention_mask=attention_mask)
+    owners = sorted(scored)
+    decided = dict(zip(owners, policy.decide_all([merged(scored[place]) for place in owners]), strict=True))
+    full_bytes = cache_bytes(cache)
+    masks = [decided[place].keep if place in decided else None for place in range(len(cache.layers))]
+    evicted = EvictedCache.compacted(cache, masks, padding=padding, latent=latent, consume=True)
+    return Prefilled(
+        evicted,
+        tuple(decided.values()),
+        tuple(masks[places[layer]] if layer in places else None for layer in range(max(places) + 1)),
+        logits,
+        full_bytes,
+    )
 
 
-@torch.inference_mode()
+def _padding(prompt: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """True where there is a token; None where that is everywhere."""
+    if attention_mask is None:
+        return None
+    padding = attention_mask.bool()
+    if padding.shape != prompt.shape:
+        raise ValueError(f"an attention mask {tuple(padding.shape)} does not fit tokens {tuple(prompt.shape)}")
+    if not bool((padding == padding.cummax(-1).values).all()) or not bool(padding[:, -1].all()):
+        raise ValueError(
+            "prompts of different lengths are padded on the left: the attention mask has a 0 after a 1, or a row without tokens"
+        )
+    return None if bool(padding.all()) else padding
+
+
+@torch.no_grad()
 def generate(
     model: PreTrainedModel, prompt: Int[Tensor, "batch prompt"], policy: Policy, budget: int | float, **settings: object
 ) -> Int[Tensor, "sequences tokens"]:

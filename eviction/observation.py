@@ -19,11 +19,31 @@ from perturbation.weights import attention_weights
 class Observation:
     """A layer's record with its attention weights, norms and outputs at hand; several policies may look at one.
 
-    `known_norms` are ‖V W_O‖_p by p, [batch, heads, 1, keys], where they were computed before.
+    `known_norms` are ‖V W_O‖_p by p, [batch, heads, 1, keys], where they were computed before. `cached_heads` are the heads that the
+    cache holds, where they are not the record's KV heads: 1 for latent attention, whose one latent all heads are expanded from. `held` is
+    how many of the last entries the cache still holds, where a sliding window has dropped those before.
+
+    Raises:
+        ValueError: `cached_heads` is neither 1 nor the KV heads, or `held` is below 1.
     """
 
     record: LayerRecord
     known_norms: Mapping[float, Float[Tensor, "batch heads 1 keys"]] = field(default_factory=dict)
+    cached_heads: int | None = None
+    held: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cached_heads not in (None, 1, self.record.n_kv_heads):
+            raise ValueError(
+                f"a cache of {self.cached_heads} heads does not fit attention with {self.record.n_kv_heads} KV heads in {self.record.name}"
+            )
+        if self.held is not None and self.held < 1:
+            raise ValueError(f"the cache of {self.record.name} holds {self.held} entries; there is nothing to choose from")
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Heads that entries are chosen for: the cached ones."""
+        return self.cached_heads or self.record.n_kv_heads
 
     @cached_property
     def _attention(self) -> tuple[Tensor, Tensor]:
@@ -41,10 +61,13 @@ class Observation:
 
     @cached_property
     def valid(self) -> Bool[Tensor, "batch keys"]:
-        """Entries that the last query sees: no pads, and nothing that a sliding window has left behind."""
+        """Entries that the last query sees and that are held: no pads, and nothing that a sliding window has left behind."""
         mask = self.record.mask
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-        return seen[:, :, -1].any(1).expand(self.record.keys.shape[0], -1)
+        valid = seen[:, :, -1].any(1).expand(self.record.keys.shape[0], -1)
+        if self.held is None or self.held >= self.record.n_keys:
+            return valid
+        return valid & (torch.arange(self.record.n_keys, device=valid.device) >= self.record.n_keys - self.held)
 
     @cached_property
     def looking(self) -> Float[Tensor, "batch 1 queries 1"]:
@@ -77,8 +100,8 @@ class Observation:
         return cache[norm]
 
     def grouped(self, per_head: Float[Tensor, "batch heads keys"], how: str = "mean") -> Float[Tensor, "batch kv_heads keys"]:
-        """Over the heads that share a KV head: "mean" or "max"."""
-        apart = per_head.unflatten(1, (self.record.n_kv_heads, -1))
+        """Over the heads that share a cached KV head: "mean" or "max"."""
+        apart = per_head.unflatten(1, (self.n_kv_heads, -1))
         return apart.mean(2) if how == "mean" else apart.amax(2)
 
 

@@ -1,7 +1,7 @@
 """A policy is three verbs, as in Algorithm 2 of arXiv 2502.03805: accumulate, allocate, select."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -96,6 +96,23 @@ class Policy:
         else:
             counts = [self.allocate([one])[0] for one in asked]
         return [self.select.choose(layer.scores, count) for layer, count in zip(layers, counts, strict=True)]
+
+
+def merged(scored: Sequence[Scored]) -> Scored:
+    """One for all the calls that read the same entries: the mean of their scores.
+
+    Raises:
+        ValueError: they do not see the same entries.
+    """
+    one = scored[0]
+    if len(scored) == 1:
+        return one
+    for other in scored[1:]:
+        if not torch.equal(other.scores.free, one.scores.free) or not torch.equal(other.scores.protected, one.scores.protected):
+            raise ValueError(f"layers {one.layer} and {other.layer} read the same entries, but do not see the same of them")
+    first = torch.stack([each.scores.first for each in scored]).mean(0)
+    seconds = [each.scores.second for each in scored if each.scores.second is not None]
+    return replace(one, scores=replace(one.scores, first=first, second=torch.stack(seconds).mean(0) if seconds else None))
 
 
 def snapkv(**settings: Any) -> Policy:

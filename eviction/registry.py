@@ -87,8 +87,8 @@ class Own:
         """
         scores, record = self.function(seen), seen.record
         shape = (record.keys.shape[0], record.n_heads, record.n_keys)
-        if scores.shape == record.keys.shape[:3]:
-            scores = scores.repeat_interleave(record.group, 1)
+        if scores.dim() == 3 and scores.shape[1] in (seen.n_kv_heads, record.n_kv_heads):
+            scores = scores.repeat_interleave(record.n_heads // scores.shape[1], 1)
         if scores.shape != shape or not bool(scores.isfinite().all()):
             raise ValueError(
                 f"{self.function.__name__} returned scores {tuple(scores.shape)}, finite: {bool(scores.isfinite().all())}; needed are finite "

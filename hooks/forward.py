@@ -4,7 +4,7 @@ import inspect
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
@@ -15,13 +15,23 @@ def cache_keyword(model: nn.Module) -> str:
 
 
 def forward(
-    model: nn.Module, tokens: Int[Tensor, "batch tokens"], cache: Cache, *, last_logits: int = 0
+    model: nn.Module,
+    tokens: Int[Tensor, "batch tokens"],
+    cache: Cache,
+    *,
+    last_logits: int = 0,
+    attention_mask: Shaped[Tensor, "batch seen"] | None = None,
 ) -> Float[Tensor, "batch logits vocabulary"]:
     """Run `tokens` through the model on top of `cache`, which they are written to, and return logits.
 
-    `last_logits` asks for the logits of so many last tokens; 0 for those of all.
+    `last_logits` asks for the logits of so many last tokens; 0 for those of all. `attention_mask` is 0 at pads, over the tokens that the cache
+    has seen and these; positions count the others.
     """
-    output: Any = model(input_ids=tokens, use_cache=True, logits_to_keep=last_logits, **{cache_keyword(model): cache})
+    more: dict[str, Any] = {cache_keyword(model): cache}
+    if attention_mask is not None:
+        positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        more |= {"attention_mask": attention_mask, "position_ids": positions[:, -tokens.shape[1] :]}
+    output: Any = model(input_ids=tokens, use_cache=True, logits_to_keep=last_logits, **more)
     return cast(Tensor, output.logits)
 
 

@@ -21,13 +21,14 @@ def single_eviction_error(
     sink_mass: Float[Tensor, "*#batch heads queries"] | None = None,
     *,
     norm: float = 1,
-    level: Literal["head", "group"] = "group",
+    level: Literal["head", "group", "layer"] = "group",
     gate: Float[Tensor, "*#batch heads queries value_dim"] | None = None,
 ) -> Float[Tensor, "*batch units queries keys"]:
     """L of every mask that leaves out one entry: ‖Σ_h A_{h,i} / (1 − A_{h,i}) (ν_{h,i} − o_h)‖_p.
 
     Proof: o − ô = (1/σ) Σ_E A_i (ν_i − o) with E = {i} and σ = 1 − A_i. One KV entry serves the G heads of its group, so the
-    sum runs over them before the norm ("group", units = KV heads); "head" gives each head's part alone.
+    sum runs over them before the norm ("group", units = KV heads); "head" gives each head's part alone, "layer" (one unit) the sum over
+    all heads: what an entry costs that all of them share, as the latent ones of MLA.
 
     In value space and L2 this is the score of CAOTE (arXiv 2504.14051); here it is exact in the residual stream. Where A_i > ½, the factor
     and the difference both lose digits, so the same number is formed as A_i (ν_i − ô) with ô the mean of what else is there; where
@@ -40,8 +41,8 @@ def single_eviction_error(
         ValueError: the weights are no probabilities, shapes do not fit, or `norm` is below 1.
     """
     norm = order_p(norm)
-    if level not in ("head", "group"):
-        raise ValueError(f"level is 'head' or 'group', not {level!r}")
+    if level not in ("head", "group", "layer"):
+        raise ValueError(f"level is 'head', 'group' or 'layer', not {level!r}")
     weights = exact(weights, sink_mass)
     values = exact_values(values, weights)
     dtype = torch.promote_types(values.dtype, output_projection.dtype)
@@ -54,8 +55,8 @@ def single_eviction_error(
     blocks = exact_projection(output_projection, values, heads).unflatten(
         0, grouping
     )  # [kv_heads, group, value_dim, model_dim]
-    if level == "group":
-        blocks = blocks.flatten(1, 2)
+    if level != "head":
+        blocks = blocks.flatten(1, 2) if level == "group" else blocks.flatten(0, 2)[None]
     if norm == 2:
         blocks = torch.linalg.qr(blocks.mT, mode="r").R.mT
     factor = None if gate is None else finite_gate(gate).to(values.dtype).unflatten(-3, grouping)[..., None, :]
@@ -73,13 +74,15 @@ def single_eviction_error(
         change = torch.where((here & (share[..., part] > 0.5))[..., None], moved[..., None, :], change)
         if factor is not None:
             change = change * factor
-        if level == "group":  # [*batch, kv_heads, queries, block, group · value_dim]
+        if level == "layer":
+            change = change.flatten(-5, -4).unsqueeze(-5)
+        if level != "head":  # [*batch, kv_heads, queries, block, group · value_dim]
             change = change.movedim(-4, -2).flatten(-2)
             written = change @ blocks[:, None]
         else:
             written = change @ blocks[:, :, None]
         error = written.norm(p=norm, dim=-1)
-        errors.append(error if level == "group" else error.flatten(-4, -3))
+        errors.append(error.flatten(-4, -3) if level == "head" else error)
     return finite(torch.cat(errors, dim=-1), "the error of an entry")
 
 

@@ -1,15 +1,16 @@
 """What a policy left of a prefilled cache."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
+from eviction.cache.compact import compact, kind_of
+from eviction.cache.compressed import CompressedLayer
+from eviction.cache.hybrid import HybridLayer
 from eviction.cache.ragged import RaggedLayer
-from eviction.cache.uniform import EvictedLayer, uniform_layer
 from hooks.errors import UnsupportedAttention
 
 
@@ -20,72 +21,61 @@ class EvictedCache(Cache):
     read inside `with eviction.reading(model):`.
     """
 
-    def __init__(self, layers: Sequence[EvictedLayer | RaggedLayer]) -> None:
+    def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__(layers=list(layers))
-        self.ragged = any(isinstance(layer, RaggedLayer) for layer in layers)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether it must be read inside `with eviction.reading(model):`."""
+        return any(isinstance(_entries(layer), RaggedLayer) for layer in self.layers)
 
     @classmethod
     def compacted(
-        cls, cache: Cache, keep: Sequence[Bool[Tensor, "batch kv_heads keys"]], *, consume: bool = False
+        cls,
+        cache: Cache,
+        keep: Sequence[Bool[Tensor, "batch cached_heads seen"] | None],
+        *,
+        padding: Bool[Tensor, "batch seen"] | None = None,
+        latent: Collection[int] = (),
+        consume: bool = False,
     ) -> "EvictedCache":
         """Copy the kept entries of `cache`, a prefilled cache that stays as it is, in ascending order of position.
 
         Kept keys keep the rotation of their true positions, and what is written next goes on at the true length. Equal to
-        the full cache with the other entries masked, up to the rounding of sums of another length. With `consume` each layer of
-        `cache` is freed as soon as it was copied, so that one layer at most is held twice; `cache` is empty then.
+        the full cache with the other entries masked, up to the rounding of sums of another length; where everything is kept, bit for bit.
+
+        Args:
+            cache: a `DynamicCache` of full, sliding-window or linear attention, or a mixture.
+            keep: for each layer of the cache which of the tokens seen stay; None for a layer without entries (linear attention, or layers that
+                read another's). What a sliding window has dropped already is not looked at.
+            padding: False where a row of the batch has a pad. Needed if there are any.
+            latent: layers whose entries the model expands before attention (MLA in newer transformers: one cached head).
+            consume: free each layer of `cache` as soon as it was copied, so that one layer at most is held twice; `cache` is empty then.
 
         Raises:
             ValueError: a mask does not fit its layer, or keeps nothing of a head.
-            UnsupportedAttention: a layer is not a plain dynamic one (sliding windows, quantised or static caches).
+            UnsupportedAttention: a layer is of another kind (sparse-index attention, quantised or static caches).
         """
-        if len(keep) != len(cache.layers):
-            raise ValueError(f"{len(keep)} keep-masks for a cache of {len(cache.layers)} layers")
         cls.require_support(cache)
-        whole = [cast(DynamicLayer, layer) for layer in cache.layers]
-        for index, (layer, mask) in enumerate(zip(whole, keep, strict=True)):
-            keys = layer.keys
-            assert keys is not None
-            if mask.shape != keys.shape[:3] or mask.dtype != torch.bool:
-                raise ValueError(
-                    f"layer {index}: keep {tuple(mask.shape)} of {mask.dtype} does not fit keys [batch, KV heads, keys] "
-                    f"{tuple(keys.shape[:3])}; a boolean mask of that shape is needed"
-                )
-            if not bool(mask.any(-1).all()):
-                raise ValueError(f"layer {index}: heads keep {mask.sum(-1).tolist()} entries; each must keep at least one")
-        counts = {count for mask in keep for count in mask.sum(-1).flatten().tolist()}
-        layers: list[EvictedLayer | RaggedLayer] = []
-        for layer, mask in zip(whole, keep, strict=True):
-            keys, values = layer.keys, layer.values
-            assert keys is not None
-            assert values is not None
-            layers.append(uniform_layer(keys, values, mask) if len(counts) == 1 else RaggedLayer(keys, values, mask))
-            if consume:
-                layer.keys, layer.values = keys[:, :, :0].clone(), values[:, :, :0].clone()
-        return cls(layers)
+        return cls(compact(cache.layers, keep, padding=padding, latent=latent, consume=consume))
 
     @staticmethod
     def require_support(cache: Cache) -> None:
         """Refuse, before any work, a cache that cannot be compacted: `cache` as made for the model, empty or not.
 
         Raises:
-            UnsupportedAttention: a layer is not a plain dynamic one (a sliding window, linear attention, quantised or static).
+            UnsupportedAttention: a layer is of a kind that cannot be, none holds entries, or the cache is offloaded.
         """
-        for index, layer in enumerate(cache.layers):
-            if type(layer) is not DynamicLayer:
-                raise UnsupportedAttention(
-                    f"layer {index} of the cache is a {type(layer).__name__}; full-attention layers of a DynamicCache can be "
-                    "compacted, such as Llama's, Qwen3's or GPT-2's"
-                )
+        if getattr(cache, "offloading", False):
+            raise UnsupportedAttention("an offloaded cache cannot be compacted; make one without offloading")
+        kinds = [kind_of(index, layer) for index, layer in enumerate(cache.layers)]
+        if kinds and set(kinds) == {"none"}:
+            raise UnsupportedAttention("no layer of the model keeps entries of attention: there is nothing to evict")
 
     @property
     def entries(self) -> float:
         """Entries held by each KV head of each layer now; where they differ, their mean."""
-        held = []
-        for layer in cast(list[EvictedLayer | RaggedLayer], self.layers):
-            if isinstance(layer, RaggedLayer):
-                held += (layer.counts + layer.get_seq_length() - layer.seen).flatten().tolist()
-            else:
-                held.append(layer.get_mask_sizes(0)[0])
+        held = [count for layer in self.layers for count in _counts(_entries(layer))]
         mean = sum(held) / len(held)
         return int(mean) if mean == int(mean) else mean
 
@@ -96,11 +86,33 @@ class EvictedCache(Cache):
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Bytes that a cache keeps alive: each storage behind its keys and values counted once, whole."""
+    """Bytes that a cache keeps alive: each storage behind its keys, values, slots and states counted once, whole."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for layer in cache.layers
-        for tensor in (getattr(layer, name, None) for name in ("keys", "values", "kept_keys", "kept_values"))
-        if tensor is not None
+        for tensor in _tensors(layer)
     }
     return sum(storages.values())
+
+
+def _entries(layer: Any) -> Any:
+    return layer.entries if isinstance(layer, HybridLayer) else layer
+
+
+def _tensors(layer: Any) -> Iterator[Tensor]:
+    entries = _entries(layer)
+    if isinstance(entries, CompressedLayer):
+        yield from entries.parts
+    for name, value in vars(layer).items():
+        for part in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(part, Tensor) and not name.startswith("_"):
+                yield part
+
+
+def _counts(layer: Any) -> list[int]:
+    """Entries of each row and KV head."""
+    if isinstance(layer, RaggedLayer):
+        assert layer.keys is not None
+        return [count + layer.keys.shape[2] for row in layer.counts for count in row]
+    keys = getattr(layer, "keys", None)
+    return [] if keys is None else [keys.shape[2]] * keys.shape[0] * keys.shape[1]

@@ -4,7 +4,6 @@ Each kept entry knows its slot, the place that it had among everything seen, so 
 Attention that reads the layer runs inside `with eviction.reading(model)`; anything else that touches what it hands out is told so.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,48 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from eviction.cache.compressed import CompressedLayer
-from hooks.errors import UnsupportedAttention
-
-OUTSIDE = (
-    "this cache holds different numbers of entries per head, and only attention inside `with eviction.reading(model):` can read it "
-    "(eviction.generate does that by itself); under torch.compile it cannot be read"
-)
-CHANNEL = "evicted_layer"
-"""The option by which a latent layer, whose states the model expands, tells its attention call of itself."""
-
-
-class RaggedStates(torch.Tensor):
-    """What a ragged layer hands to attention: the entries written since the eviction, and the layer that has the rest.
-
-    It answers for its shape and dtype; every computation with it is refused, since it would leave the kept entries out.
-    """
-
-    layer: "RaggedLayer"
-
-    @classmethod
-    def of(cls, written: Tensor, layer: "RaggedLayer") -> "RaggedStates":
-        """`written`, known to be a part of `layer`."""
-        states = written.as_subclass(cls)
-        states.layer = layer
-        return states
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Attributes are answered; nothing else is.
-
-        Raises:
-            UnsupportedAttention: something computes with the states outside of `reading`.
-        """
-        if getattr(func, "__name__", "") in ("__get__", "size", "dim", "__repr__"):
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        raise UnsupportedAttention(OUTSIDE)
+from eviction.cache.states import LatentStates, RaggedStates
 
 
 class RaggedLayer(CompressedLayer):
@@ -61,7 +19,8 @@ class RaggedLayer(CompressedLayer):
 
     `kept_keys` [entries, head_dim], `kept_values` and `slots` hold head k of row b at `spans[b][k]`. It says that it is as long as what was
     seen, and asks for a mask over all of that, of which each head takes the columns of its slots. With a `window` (a sliding layer) entries
-    that no query to come can see are dropped as it slides. `latent`: the states are one head's, which the model expands for all.
+    that no query to come can see are dropped as it slides. `latent`: the model makes keys and values of what is cached before attention (MLA,
+    one cached head for all).
     """
 
     def __init__(
@@ -102,27 +61,17 @@ class RaggedLayer(CompressedLayer):
         return *super().parts, self.kept_keys, self.kept_values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append to the tail; attention gets states that know this layer.
-
-        Raises:
-            UnsupportedAttention: a latent layer has no way to tell attention of itself, in this release of transformers.
-        """
+        """Append to the tail; attention gets states that know this layer."""
         assert self.keys is not None
         assert self.values is not None
         if not self.record_past:
             self._slide()
         self.keys = torch.cat([self.keys, key_states], dim=-2)
         self.values = torch.cat([self.values, value_states], dim=-2)
-        if not self.latent:
-            return RaggedStates.of(self.keys, self), RaggedStates.of(self.values, self)
-        options = kwargs.get("kwargs")
-        if options is None:
-            raise UnsupportedAttention(
-                "a latent cache with different numbers of entries per layer needs a newer transformers; keep the same number everywhere"
-            )
-        options[CHANNEL] = self
-        keys, values, _ = self.dense()
-        return keys, values
+        if self.latent:
+            keys, values, _ = self.dense()
+            return LatentStates.of(keys, self), LatentStates.of(values, self)
+        return RaggedStates.of(self.keys, self), RaggedStates.of(self.values, self)
 
     def dense(self) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of all heads side by side [batch, kv_heads, longest, ·], and the slots [batch, kv_heads, longest] (−1: nothing

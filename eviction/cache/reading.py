@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from eviction.cache.ragged import CHANNEL, OUTSIDE, RaggedLayer, RaggedStates
+from eviction.cache.ragged import RaggedLayer
+from eviction.cache.states import LatentStates, RaggedStates
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
 from hooks.masks import visible
@@ -31,8 +32,8 @@ def attend(call: AttentionCall, proceed: Proceed) -> AttentionResult:
     """An attention handler: ragged states are read here, all others by what comes next."""
     if isinstance(call.key, RaggedStates):
         return read(call, call.key.layer)
-    if isinstance(layer := call.options.get(CHANNEL), RaggedLayer):
-        return proceed(latent(call, layer))
+    if isinstance(call.key, LatentStates):
+        return proceed(latent(call, call.key.layer))
     return proceed(call)
 
 
@@ -87,27 +88,34 @@ def latent(call: AttentionCall, layer: RaggedLayer) -> AttentionCall:
         raise UnsupportedAttention(
             f"a latent cache with different numbers of entries per layer is read by sdpa or eager attention, not by '{call.implementation}'"
         )
-    options = {name: value for name, value in call.options.items() if name != CHANNEL}
-    slots = layer.dense_slots()[:, 0]
-    there = (slots >= 0)[:, None, None]
+    heads, queries = call.query.shape[1:3]
+    slots = layer.dense_slots()
+    slots = slots.repeat_interleave(heads // slots.shape[1], 1)[:, :, None].expand(-1, -1, queries, -1)
+    there = slots >= 0
     mask = covering(call, layer.get_seq_length())
     if mask is None:
-        chosen = there.expand(-1, 1, call.query.shape[2], -1)
+        chosen = there
     else:
-        batch, columns = slots.shape
-        wide = mask.expand(batch, -1, -1, -1)
-        chosen = wide.gather(-1, slots.clamp(min=0).long()[:, None, None].expand(*wide.shape[:3], columns))
-        chosen = masked(chosen, there) if chosen.dtype != torch.bool else chosen & there
+        chosen = mask.expand(*slots.shape[:3], -1).gather(-1, slots.clamp(min=0).long())
+        chosen = chosen & there if chosen.dtype == torch.bool else masked(chosen, there)
     if call.implementation == "eager" and chosen.dtype == torch.bool:
         chosen = masked(torch.zeros(chosen.shape, dtype=call.query.dtype, device=chosen.device), chosen)
-    return replace(call, mask=chosen, options=options)
+    options = {
+        name: value for name, value in call.options.items() if name != "position_bias"
+    }  # in the mask now, if there was one
+    return replace(call, key=plain(call.key), value=plain(call.value), mask=chosen, options=options)
+
+
+def plain(states: Tensor) -> Tensor:
+    """The states as attention takes them."""
+    return states.plain if isinstance(states, LatentStates) else states
 
 
 def covering(call: AttentionCall, total: int) -> Tensor | None:
     """The call's mask over all `total` slots, [1 or batch, 1 or heads, queries, total]; None where a lone query sees everything."""
-    if call.mask is None and call.query.shape[2] == 1 and call.options.get("position_bias") is None:
-        if not call.implementation.startswith("flash"):
-            return None
+    lone = call.query.shape[2] == 1 and not call.implementation.startswith("flash")
+    if call.mask is None and lone and call.options.get("position_bias") is None:
+        return None
     key = call.query.new_empty(1, 1, 1, 1).expand(1, 1, total, 1)  # for its length
     return visible(replace(call, key=key))
 

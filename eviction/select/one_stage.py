@@ -110,14 +110,14 @@ class SingleEviction(OneRanking):
         record, part = seen.record, slice(-self.window, None)
         weights, sink_mass, looking = seen.weights[:, :, part], seen.sink_mass[:, :, part], seen.looking[:, :, part]
         if self.space == "residual":
-            blocks, level = record.projection_blocks, "group"
+            blocks, level = record.projection_blocks, "group" if seen.n_kv_heads == record.n_kv_heads else "layer"
         else:
             width = record.values.shape[-1]
             blocks = torch.eye(width, device=weights.device, dtype=weights.dtype).expand(record.n_heads, width, width)
             level = "head"
         errors = single_eviction_error(weights, record.values, blocks, sink_mass, norm=self.norm, level=level)  # type: ignore[arg-type]
         mean = (errors * looking).sum(2) / looking.sum(2)
-        return Scores(mean if level == "group" else seen.grouped(mean), protected, free)
+        return Scores(seen.grouped(mean) if level == "head" else mean, protected, free)
 
 
 @dataclass(frozen=True)

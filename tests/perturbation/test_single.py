@@ -19,7 +19,7 @@ def one_hot(keys: int) -> Problem:
     return Problem(weights, torch.zeros(1, 1, 1).double(), values, torch.eye(2).double()[None], torch.ones(1, 1, keys).bool())
 
 
-@given(problems(), NORMS, st.sampled_from(["head", "group"]), st.sampled_from([torch.float64, torch.float32]))
+@given(problems(), NORMS, st.sampled_from(["head", "group", "layer"]), st.sampled_from([torch.float64, torch.float32]))
 @example(one_hot(1), 1, "group", torch.float64)
 @example(one_hot(3), 1, "group", torch.float32)
 def test_the_error_of_every_entry_is_that_of_the_mask_without_it(problem, norm, level, dtype):
@@ -35,11 +35,10 @@ def test_the_error_of_every_entry_is_that_of_the_mask_without_it(problem, norm, 
         alone = Problem(exact.weights, exact.sink_mass, exact.values, exact.projection, keep)
         full, evicted = map(torch.from_numpy, oracles.outputs(alone))
         change = full - evicted
-        if level == "group":
-            change = change.unflatten(1, (problem.values.shape[1], -1)).sum(2)
         allowed = tolerance(dtype, alone)
-        if level == "group":
-            allowed = allowed.unflatten(1, (problem.values.shape[1], -1)).sum(2)
+        if level != "head":
+            units = problem.values.shape[1] if level == "group" else 1
+            change, allowed = (part.unflatten(1, (units, -1)).sum(2) for part in (change, allowed))
         assert ((got[..., entry] - change.norm(p=norm, dim=-1)).abs() <= allowed).all()
 
 

@@ -1,0 +1,146 @@
+"""From a prefilled cache's layers and keep-masks to layers that hold what was kept."""
+
+from collections.abc import Collection, Sequence
+from copy import copy
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from transformers import cache_utils
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from eviction.cache.hybrid import HybridLayer
+from eviction.cache.ragged import RaggedLayer
+from eviction.cache.uniform import uniform_layer
+from hooks.errors import UnsupportedAttention
+
+Kind = Literal["full", "sliding", "none"]
+KINDS: dict[type, Kind] = {
+    DynamicLayer: "full",
+    LinearAttentionAndFullAttentionLayer: "full",
+    DynamicSlidingWindowLayer: "sliding",
+    LinearAttentionLayer: "none",
+}
+if hasattr(cache_utils, "DummyLayer"):  # not in the lowest release that is supported
+    KINDS[cache_utils.DummyLayer] = "none"
+WHY = {
+    "DynamicIndexedLayer": "sparse-index attention chooses entries by itself, from an index that eviction would leave pointing at others",
+    "QuantizedLayer": "its entries are stored quantised, in blocks that cannot be taken apart",
+    "StaticLayer": "it holds a fixed number of slots, so that evicting would free nothing",
+    "LinearAttentionAndSlidingWindowAttentionLayer": "its attention is of a kind that is not known here",
+}
+
+
+def kind_of(index: int, layer: object) -> Kind:
+    """Whether a cache layer holds entries of "full" or "sliding" attention, or "none".
+
+    Raises:
+        UnsupportedAttention: it is of a type that cannot be compacted.
+    """
+    if (kind := KINDS.get(type(layer))) is not None:
+        return kind
+    known = [base.__name__ for base in type(layer).__mro__]
+    why = next((reason for name, reason in WHY.items() if name in known), "what it holds is not known")
+    raise UnsupportedAttention(
+        f"layer {index} of the cache is a {type(layer).__name__}: {why}. A DynamicCache of full, sliding-window or linear attention can be "
+        "compacted"
+    )
+
+
+def compact(
+    layers: Sequence[Any],
+    keep: Sequence[Bool[Tensor, "batch cached_heads seen"] | None],
+    *,
+    padding: Bool[Tensor, "batch seen"] | None = None,
+    latent: Collection[int] = (),
+    consume: bool = False,
+) -> list[Any]:
+    """New layers in place of `layers`, with what `keep` keeps; they share nothing with the old ones.
+
+    A mask is over everything seen, what a sliding window has dropped already among it. Layers whose attention sees the same mask go together:
+    all full ones, all sliding ones. Where all of a kind is kept they stay as they are; where full ones keep the same number everywhere, stock
+    kernels read them; else all of the kind are ragged. `padding` is False where a row has a pad. With `consume` the old layers
+    are taken apart one by one.
+
+    Raises:
+        ValueError: there is not one mask for each layer that has entries, or one does not fit its layer or keeps nothing of a head.
+        UnsupportedAttention: a layer cannot be compacted.
+    """
+    if len(keep) != len(layers):
+        raise ValueError(f"{len(keep)} keep-masks for a cache of {len(layers)} layers")
+    kinds = [kind_of(index, layer) for index, layer in enumerate(layers)]
+    held = [_held(index, *each) for index, each in enumerate(zip(layers, kinds, keep, strict=True))]
+    forms = {kind: _form([mask for mask, own in zip(held, kinds, strict=True) if own == kind], padding) for kind in set(kinds)}
+    if forms.get("sliding") == "uniform":
+        forms["sliding"] = "ragged"  # whose mask slides over true places
+    made = []
+    for index, (layer, kind, mask) in enumerate(zip(layers, kinds, held, strict=True)):
+        made.append(_made(layer, mask, forms[kind], index in latent, consume))
+        if consume and mask is not None:
+            layer.keys, layer.values = layer.keys[:, :, :0].clone(), layer.values[:, :, :0].clone()
+    return made
+
+
+def _held(index: int, layer: Any, kind: Kind, mask: Tensor | None) -> Tensor | None:
+    """The part of the mask that is over what the layer still holds."""
+    if kind == "none":
+        if mask is not None:
+            raise ValueError(f"layer {index} is a {type(layer).__name__}, which holds no entries; its keep-mask is None")
+        return None
+    keys, seen = layer.keys, layer.get_seq_length()
+    if keys is None or not seen:
+        raise ValueError(f"layer {index} of the cache is empty; prefill it first")
+    expected = (*keys.shape[:2], seen)
+    if mask is None or tuple(mask.shape) != expected or mask.dtype != torch.bool:
+        got = "None" if mask is None else f"{tuple(mask.shape)} of {mask.dtype}"
+        raise ValueError(
+            f"layer {index}: keep {got} does not fit keys [batch, KV heads, tokens seen] {expected}; a boolean mask of that shape is needed"
+        )
+    mask = mask[..., seen - keys.shape[2] :]
+    if not bool(mask.any(-1).all()):
+        window = "" if kind == "full" else f" of the last {keys.shape[2]}, which the sliding window holds"
+        raise ValueError(f"layer {index}: heads keep {mask.sum(-1).tolist()} entries{window}; each must keep at least one")
+    return mask
+
+
+def _form(masks: Sequence[Tensor | None], padding: Tensor | None) -> Literal["stock", "uniform", "ragged"]:
+    given = [mask for mask in masks if mask is not None]
+    if all(bool(mask.all()) for mask in given):
+        return "stock"
+    counts = {count for mask in given for count in mask.sum(-1).flatten().tolist()}
+    if len(counts) > 1:
+        return "ragged"
+    # stock masks hide the last places' pads, so that there must be none among them
+    return "uniform" if padding is None or bool(padding[:, -counts.pop() :].all()) else "ragged"
+
+
+def _made(layer: Any, mask: Tensor | None, form: str, latent: bool, consume: bool) -> Any:
+    if mask is None or form == "stock":
+        return _own(layer, moved=consume and mask is None)
+    keys, values = layer.keys, layer.values
+    if form == "uniform":
+        entries: Any = uniform_layer(keys, values, mask)
+    else:
+        window = layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None
+        first = layer.get_seq_length() - keys.shape[2]
+        entries = RaggedLayer(keys, values, mask, first=first, window=window, latent=latent)
+    return HybridLayer(_own(layer, moved=consume), entries) if isinstance(layer, LinearAttentionLayer) else entries
+
+
+def _own(layer: Any, *, moved: bool) -> Any:
+    """The layer as it is, in tensors of its own unless it may be `moved`."""
+    if moved:
+        return layer
+    new = copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, Tensor):
+            setattr(new, name, value.clone())
+        elif isinstance(value, dict):
+            setattr(new, name, {key: part.clone() if isinstance(part, Tensor) else part for key, part in value.items()})
+    return new
