@@ -17,6 +17,8 @@ from eviction.observation import Observation
 from eviction.policy import Policy, Scored, merged
 from eviction.select import Decision
 from hooks.capture import capture
+from hooks.dispatch import implementations
+from hooks.errors import UnsupportedAttention
 from hooks.forward import cache_keyword, forward
 from hooks.records import LayerRecord
 
@@ -66,6 +68,7 @@ def prefill(
     """
     padding = _padding(prompt, attention_mask)
     uniform_entries(budget, torch.tensor([prompt.shape[1]]))  # refused before the work, not after
+    _require_places(model)
     cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
     EvictedCache.require_support(cache)
     scored: dict[int, list[Scored]] = {}
@@ -77,12 +80,16 @@ def prefill(
         layer: Any = cache.layers[place]
         if expanded:
             latent.add(place)
-        places[record.layer] = place
+        if places.setdefault(record.layer, place) != place or (place in scored and (expanded or place in latent)):
+            raise UnsupportedAttention(
+                f"decoder layer {record.layer} attends several times in a pass, to entries of its own each time; looped layers cannot be "
+                "evicted from"
+            )
         seen = Observation(record, cached_heads=layer.keys.shape[1], held=layer.keys.shape[2])
         scored.setdefault(place, []).append(policy.score(seen, budget))
 
     with capture(model, window=policy.window, visitor=look):
-        logits = forward(model, prompt, cache, last_logits=1, attention_mask=attention_mask)
+        logits = forward(model, prompt, cache, last_logits=1, attention_mask=None if padding is None else attention_mask)
     owners = sorted(scored)
     decided = dict(zip(owners, policy.decide_all([merged(scored[place]) for place in owners]), strict=True))
     full_bytes = cache_bytes(cache)
@@ -95,6 +102,24 @@ def prefill(
         logits,
         full_bytes,
     )
+
+
+def _require_places(model: nn.Module) -> None:
+    """Refuse attention whose result depends on where entries lie in memory.
+
+    Raises:
+        UnsupportedAttention: ALiBi or a paged kernel.
+    """
+    config: Any = model.config
+    parts = [config, getattr(config, "attn_config", None)]
+    if config.model_type == "bloom" or any(getattr(part, "alibi", False) for part in parts):
+        raise UnsupportedAttention(
+            f"{type(model).__name__} uses ALiBi, whose bias is by the distance of entries in the cache; eviction would change it"
+        )
+    if paged := sorted(name for name in implementations(model) if name.startswith("paged")):
+        raise UnsupportedAttention(
+            f"attention '{paged[0]}' keeps entries in pages that heads share; load the model with attn_implementation='sdpa'"
+        )
 
 
 def _padding(prompt: Tensor, attention_mask: Tensor | None) -> Tensor | None:
@@ -113,32 +138,36 @@ def _padding(prompt: Tensor, attention_mask: Tensor | None) -> Tensor | None:
 
 @torch.no_grad()
 def generate(
-    model: PreTrainedModel, prompt: Int[Tensor, "batch prompt"], policy: Policy, budget: int | float, **settings: object
+    model: PreTrainedModel, prompt: Int[Tensor, "batch prompt"], policy: Policy, budget: int | float, **settings: Any
 ) -> Int[Tensor, "sequences tokens"]:
-    """`model.generate` on a compressed cache: the prompt and what follows it.
+    """`model.generate` on a compressed cache: the prompts and what follows them.
 
     All of the prompt but its last token is prefilled and evicted; the last token then opens decoding on what is left, since
-    `generate` needs one token that is not cached yet. `settings` go to `model.generate` as they are.
+    `generate` needs one token that is not cached yet. `settings` go to `model.generate` as they are: sampling, beams, an
+    `attention_mask` over prompts that are padded on the left.
 
     Raises:
         BudgetError: the budget (a fraction is one of the prompt less one token) is outside its range.
-        ValueError: the prompt is not one row of at least 2 tokens, or `settings` brings a cache of its own.
+        ValueError: the prompt has fewer than 2 tokens, or `settings` bring a cache or a configuration of their own.
+        UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
     keyword = cache_keyword(model)
-    if clash := sorted({"cache", "past_key_values"} & settings.keys()):
-        raise ValueError(f"generate makes its own cache; leave out {' and '.join(clash)}")
+    if clash := sorted({"cache", "past_key_values", "generation_config"} & settings.keys()):
+        raise ValueError(f"generate makes its own cache, and takes settings by name; leave out {' and '.join(clash)}")
     if prompt.shape[1] < 2:
         raise ValueError(f"a prompt of at least 2 tokens is needed, not {prompt.shape[1]}")
-    asked = [
-        settings.get(name) or getattr(model.generation_config, name, None) or 1
-        for name in ("num_beams", "num_return_sequences")
-    ]
-    if (several := [count for count in asked if count != 1]) or "generation_config" in settings:
+    mask = settings.pop("attention_mask", None)
+    mask = torch.ones_like(prompt) if mask is None else mask
+    if mask.shape != prompt.shape or not bool(mask[:, -2].all()):
         raise ValueError(
-            f"generate decodes one sequence on the compressed cache; leave out num_beams and num_return_sequences ({several}), give settings "
-            "by name instead of a generation_config"
+            f"an attention mask {tuple(mask.shape)} does not fit tokens {tuple(prompt.shape)}, or leaves a row fewer than 2 tokens; "
+            "pad on the left"
         )
-    evicted = prefill(model, prompt[:, :-1], policy, budget).cache
-    mask = torch.ones_like(prompt)
+    evicted = prefill(model, prompt[:, :-1], policy, budget, attention_mask=mask[:, :-1]).cache
+    asked = [
+        settings.get(name) or getattr(model.generation_config, name, None) for name in ("num_beams", "num_return_sequences")
+    ]
+    if (sequences := max(count or 1 for count in asked)) > 1:  # generate repeats the prompts, and no cache that it is given
+        evicted.reorder_cache(torch.arange(prompt.shape[0]).repeat_interleave(sequences))  # type: ignore[arg-type]
     with reading(model) if evicted.ragged else nullcontext():
         return model.generate(prompt, **{"attention_mask": mask, **settings, keyword: evicted})  # type: ignore[operator]

@@ -27,11 +27,16 @@ def forward(
     `last_logits` asks for the logits of so many last tokens; 0 for those of all. `attention_mask` is 0 at pads, over the tokens that the cache
     has seen and these; positions count the others.
     """
+    asked: int | Tensor = last_logits
+    if last_logits:  # by their places: asked for a number of them, some families run their last layers on those tokens alone
+        asked = torch.arange(max(tokens.shape[1] - last_logits, 0), tokens.shape[1], device=tokens.device)
     more: dict[str, Any] = {cache_keyword(model): cache}
     if attention_mask is not None:
-        positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        more |= {"attention_mask": attention_mask, "position_ids": positions[:, -tokens.shape[1] :]}
-    output: Any = model(input_ids=tokens, use_cache=True, logits_to_keep=last_logits, **more)
+        more["attention_mask"] = attention_mask
+        if "position_ids" in inspect.signature(model.forward).parameters:
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+            more["position_ids"] = positions[:, -tokens.shape[1] :]
+    output: Any = model(input_ids=tokens, use_cache=True, logits_to_keep=asked, **more)
     return cast(Tensor, output.logits)
 
 

@@ -1,31 +1,38 @@
 """Change what attention sees, without changing the cache: the masked reference that every compressed cache must equal."""
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
+from hooks.layers import decoder_layers
 from hooks.masks import visible
 
 
 @contextmanager
 def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch kv_heads prompt"] | None]) -> Iterator[None]:
-    """Inside the `with` block, attention does not see the entries that `keep` (one mask per layer) leaves out.
+    """Inside the `with` block, attention does not see the entries that `keep` (one mask per decoder layer) leaves out.
 
     `keep[l][b, k, i]` says whether entry i of KV head k in layer l stays visible to row b; a mask with one head is for all of them (latent
     attention caches one). Entries beyond the masks, those written after the prompt, stay visible. Attention renormalises over what it
-    sees, which is eviction without freeing memory. The cache itself is untouched; it must hold the whole prompt, so that the layers of a
-    sliding window need `DynamicCache()` without a config, which drops nothing. Layers are counted by the attention modules' `layer_idx`;
+    sees, which is eviction without freeing memory. The cache itself is untouched. Layers are counted by their place in the model's list;
     those without attention have None.
 
     Raises:
-        ValueError: a mask does not fit the batch, the KV heads or the length of the keys; or there is no mask for a layer.
+        ValueError: a mask does not fit the batch, the KV heads or the tokens seen; or there is no mask for a layer.
+        UnsupportedAttention: the attention is not dispatched, is compiled, or takes no mask per head.
     """
+    found, _ = decoder_layers(model)
+    place = _Place()
+    handles = [model.register_forward_pre_hook(place.begin, with_kwargs=True)]
 
     def hide(call: AttentionCall, proceed: Proceed) -> AttentionResult:
         if call.implementation not in ("sdpa", "eager"):
@@ -33,30 +40,62 @@ def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch kv_heads prompt"
                 f"entries cannot be hidden per head under '{call.implementation}', whose mask is the same for every head; load the model with "
                 "attn_implementation='sdpa' or 'eager'"
             )
-        layer = int(call.module.layer_idx)  # type: ignore[arg-type]
-        if layer >= len(keep):
-            raise ValueError(f"layer {layer} calls attention, but there are only {len(keep)} keep-masks")
+        layer = place.layer
+        if layer is None:
+            return proceed(call)
+        chosen = keep[layer] if layer < len(keep) else None
+        if chosen is None:
+            raise ValueError(f"layer {layer} calls attention, but there is no keep-mask for it ({len(keep)} masks are given)")
         batch, heads = call.query.shape[:2]
         kv_heads, keys = call.key.shape[1:3]
-        chosen = keep[layer]
-        if chosen is None:
-            raise ValueError(f"layer {layer} calls attention, but its keep-mask is None")
-        if chosen.shape[0] != batch or chosen.shape[1] not in (1, kv_heads) or chosen.shape[2] > keys:
+        seen = keys if place.seen is None else max(place.seen, keys)
+        if chosen.shape[0] != batch or chosen.shape[1] not in (1, kv_heads) or chosen.shape[2] > seen:
             raise ValueError(
                 f"layer {layer}: a keep-mask {tuple(chosen.shape)} does not fit keys [batch {batch}, KV heads {kv_heads}, "
-                f"keys {keys}]; a sliding window that has dropped some needs a DynamicCache() without a config"
+                f"keys {seen}]"
             )
-        chosen = chosen.expand(-1, kv_heads, -1)
-        later = chosen.new_ones(batch, kv_heads, keys - chosen.shape[2])
-        seen = torch.cat([chosen, later], dim=2).repeat_interleave(heads // kv_heads, dim=1)[:, :, None]
+        later = chosen.new_ones(batch, chosen.shape[1], seen - chosen.shape[2])
+        # a sliding window's cache has dropped the first ones
+        chosen = torch.cat([chosen, later], dim=2)[:, :, seen - keys :]
+        chosen = chosen.repeat_interleave(heads // chosen.shape[1], dim=1)[:, :, None]
         mask = visible(call)  # a position bias is in it now, and must not be added twice
         call = replace(call, options={name: value for name, value in call.options.items() if name != "position_bias"})
         if mask.dtype == torch.bool and call.implementation != "eager":
-            return proceed(replace(call, mask=mask & seen))
+            return proceed(replace(call, mask=mask & chosen))
         lowest = torch.finfo(call.query.dtype).min
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=call.query.dtype).masked_fill(~mask, lowest)
-        return proceed(replace(call, mask=mask.masked_fill(~seen, lowest)))
+        return proceed(replace(call, mask=mask.masked_fill(~chosen, lowest)))
 
-    with intercept(model, hide):
-        yield
+    try:
+        handles += [layer.module.register_forward_pre_hook(place.enter(layer.index)) for layer in found]
+        with intercept(model, hide):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class _Place:
+    """Where a pass is: its layer, and how many tokens it and its cache have seen."""
+
+    layer: int | None = None
+    seen: int | None = None
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the pass."""
+        bound = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        given = {**bound, **bound.get("kwargs", {})}
+        cache = next((given[name] for name in ("cache", "past_key_values") if isinstance(given.get(name), Cache)), None)
+        tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if isinstance(given.get(name), Tensor)), None)
+        self.layer = None
+        self.seen = None if cache is None or tokens is None else cache.get_seq_length() + tokens.shape[1]
+
+    def enter(self, index: int) -> Callable[..., None]:
+        """Before a decoder layer."""
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self.layer = index
+
+        return before

@@ -94,6 +94,8 @@ def _held(index: int, layer: Any, kind: Kind, mask: Tensor | None) -> Tensor | N
             raise ValueError(f"layer {index} is a {type(layer).__name__}, which holds no entries; its keep-mask is None")
         return None
     keys, seen = layer.keys, layer.get_seq_length()
+    if keys is None and mask is None:
+        return None  # it was not run: cross-attention without anything to attend to
     if keys is None or not seen:
         raise ValueError(f"layer {index} of the cache is empty; prefill it first")
     expected = (*keys.shape[:2], seen)

@@ -1,8 +1,10 @@
 """What a policy left of a prefilled cache."""
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -11,6 +13,7 @@ from eviction.cache.compact import compact, kind_of
 from eviction.cache.compressed import CompressedLayer
 from eviction.cache.hybrid import HybridLayer
 from eviction.cache.ragged import RaggedLayer
+from eviction.cache.saving import load_layers, save_layers
 from hooks.errors import UnsupportedAttention
 
 
@@ -66,11 +69,29 @@ class EvictedCache(Cache):
         Raises:
             UnsupportedAttention: a layer is of a kind that cannot be, none holds entries, or the cache is offloaded.
         """
+        if not isinstance(getattr(cache, "layers", None), list):
+            raise UnsupportedAttention(
+                f"a {type(cache).__name__} cannot be compacted: paged caches share blocks between heads, and caches of an encoder and a "
+                "decoder hold two; a DynamicCache can be"
+            )
         if getattr(cache, "offloading", False):
             raise UnsupportedAttention("an offloaded cache cannot be compacted; make one without offloading")
         kinds = [kind_of(index, layer) for index, layer in enumerate(cache.layers)]
         if kinds and set(kinds) == {"none"}:
             raise UnsupportedAttention("no layer of the model keeps entries of attention: there is nothing to evict")
+
+    def save(self, path: str | Path) -> None:
+        """Write the cache to one safetensors file: what it holds, bit for bit, and what its layers know."""
+        save_layers(self.layers, path)
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> "EvictedCache":
+        """A cache that was saved, to go on with on the model that it came from.
+
+        Raises:
+            ValueError: the file is no saved cache.
+        """
+        return cls(load_layers(path, device))
 
     @property
     def entries(self) -> float:

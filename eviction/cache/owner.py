@@ -28,4 +28,9 @@ def owner(cache: Cache, record: LayerRecord) -> tuple[int, bool]:
             f"{record.name} attends to entries that no layer of the cache holds; a family that keeps keys and values elsewhere "
             "cannot be evicted from"
         )
+    if keys.shape[1] not in (1, record.n_kv_heads):
+        raise UnsupportedAttention(
+            f"{record.name} makes {record.n_kv_heads} KV heads of {keys.shape[1]} cached ones, in an order that is not known; "
+            "it cannot be evicted from"
+        )
     return record.layer, True

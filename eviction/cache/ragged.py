@@ -43,9 +43,9 @@ class RaggedLayer(CompressedLayer):
         # boolean indexing walks rows, heads and entries in order: kept entries stay ascending
         self.kept_keys, self.kept_values = keys[keep], values[keep]
         self.slots = (torch.arange(first, self.seen, device=keys.device, dtype=torch.int32).expand(keep.shape))[keep]
-        self._count(keep.sum(-1).tolist())
+        self.count(keep.sum(-1).tolist())
 
-    def _count(self, counts: list[list[int]]) -> None:
+    def count(self, counts: list[list[int]]) -> None:
         """`counts[b][k]` entries are kept of head k in row b; the flat tensors hold them in that order."""
         self.counts, self.spans, end = counts, [], 0
         for row in counts:
@@ -115,7 +115,7 @@ class RaggedLayer(CompressedLayer):
             left = self.slots >= oldest
             counts = [[int(left[span].sum()) for span in row] for row in self.spans]
             self.kept_keys, self.kept_values, self.slots = self.kept_keys[left], self.kept_values[left], self.slots[left]
-            self._count(counts)
+            self.count(counts)
 
     _checked: int = 0
 
@@ -157,7 +157,7 @@ class RaggedLayer(CompressedLayer):
         assert self.values is not None
         self.kept_keys, self.kept_values, self.slots = self.kept_keys[index], self.kept_values[index], self.slots[index]
         self.keys, self.values = (part[beam_idx.to(part.device)] for part in (self.keys, self.values))
-        self._count([self.counts[row] for row in rows])
+        self.count([self.counts[row] for row in rows])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times."""

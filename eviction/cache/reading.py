@@ -46,7 +46,7 @@ def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
     assert keys is not None
     assert values is not None
     total = layer.get_seq_length()
-    mask = covering(call, total)
+    mask = covering(call, layer)
     dtype = torch.promote_types(torch.float32, call.query.dtype)
     batch, heads, queries, head_dim = call.query.shape
     kv_heads, group, written = keys.shape[1], heads // keys.shape[1], keys.shape[2]
@@ -92,7 +92,7 @@ def latent(call: AttentionCall, layer: RaggedLayer) -> AttentionCall:
     slots = layer.dense_slots()
     slots = slots.repeat_interleave(heads // slots.shape[1], 1)[:, :, None].expand(-1, -1, queries, -1)
     there = slots >= 0
-    mask = covering(call, layer.get_seq_length())
+    mask = covering(call, layer)
     if mask is None:
         chosen = there
     else:
@@ -111,13 +111,20 @@ def plain(states: Tensor) -> Tensor:
     return states.plain if isinstance(states, LatentStates) else states
 
 
-def covering(call: AttentionCall, total: int) -> Tensor | None:
-    """The call's mask over all `total` slots, [1 or batch, 1 or heads, queries, total]; None where a lone query sees everything."""
-    lone = call.query.shape[2] == 1 and not call.implementation.startswith("flash")
-    if call.mask is None and lone and call.options.get("position_bias") is None:
+def covering(call: AttentionCall, layer: RaggedLayer) -> Tensor | None:
+    """The call's mask over all slots seen, [1 or batch, 1 or heads, queries, seen]; None where a lone query sees everything.
+
+    What a stock cache's window would have dropped is hidden too: of some families the mask has no window of its own.
+    """
+    total, queries = layer.get_seq_length(), call.query.shape[2]
+    dropped = 0 if layer.window is None else max(total - queries - layer.window + 1, 0)
+    lone = queries == 1 and not call.implementation.startswith("flash")
+    if call.mask is None and lone and call.options.get("position_bias") is None and not dropped:
         return None
     key = call.query.new_empty(1, 1, 1, 1).expand(1, 1, total, 1)  # for its length
-    return visible(replace(call, key=key))
+    mask = visible(replace(call, key=key))
+    there = torch.arange(total, device=mask.device) >= dropped
+    return mask & there if mask.dtype == torch.bool else masked(mask, there)
 
 
 def masked(logits: Tensor, mask: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OUTSIDE = (
     "this cache holds different numbers of entries per head, and only attention inside `with eviction.reading(model):` can read it "
-    "(eviction.generate does that by itself); under torch.compile it cannot be read"
+    "(eviction.generate does that by itself), of a family that leaves keys and values as they are until then, and not under torch.compile"
 )
 ATTRIBUTES = frozenset({"__get__", "size", "dim", "__repr__"})
 EXPANDING = frozenset(

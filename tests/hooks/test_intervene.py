@@ -46,7 +46,7 @@ def test_masks_that_do_not_fit_are_refused_with_shapes_and_nothing_is_left():
     message = r"keep-mask \(1, 4, 10\) does not fit keys \[batch 1, KV heads 2"
     with pytest.raises(ValueError, match=message), hiding(model, four_heads):
         model(prompt(18))
-    message = "layer 1 calls attention, but there are only 1"
+    message = r"layer 1 calls attention, but there is no keep-mask for it \(1 masks"
     with pytest.raises(ValueError, match=message), hiding(model, one_layer):
         model(prompt(18))
     assert not is_intercepted(model)

@@ -163,11 +163,11 @@ def test_words_that_mean_nothing_are_refused():
     bound = torch.ones(1, 2, 1)
     for judge in (
         lambda: unchecked(perturbation)(WEIGHTS, VALUES, BLOCKS, KEEP, level="heads"),
-        lambda: unchecked(single_eviction_error)(WEIGHTS, VALUES, BLOCKS, level="layer"),
+        lambda: unchecked(single_eviction_error)(WEIGHTS, VALUES, BLOCKS, level="model"),
         lambda: unchecked(over_heads)(bound, 1, "grp"),
         lambda: unchecked(over_window)(bound, "average"),
     ):
-        with pytest.raises((ValueError, TypeCheckError), match=r"heads|layer|grp|average"):
+        with pytest.raises((ValueError, TypeCheckError), match=r"heads|model|grp|average"):
             judge()
 
 
