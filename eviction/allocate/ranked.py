@@ -69,28 +69,30 @@ def _joint(layers: list[Candidates], floor: float, rule: str) -> list[Tensor]:
         sure: list[Tensor] = []
         owner: list[Tensor] = []
         rooms: list[int] = []  # of every head
+        leasts: list[int] = []
         mosts: list[int] = []
         for layer in layers:
             free = layer.free[row]
             own = layer.scores[row][:, free]  # [kv_heads, candidates]
             room = min(int(layer.room[row]), own.shape[1])
-            forced = int(floor * room + 1e-9) if rule == "forced" else 0
+            least = min(int(layer.protected[row] == 0), room)  # no head is left with nothing
+            forced = max(int(floor * room + 1e-9), least) if rule == "forced" else 0
             first = torch.zeros_like(own, dtype=torch.bool).scatter_(-1, ranking(own)[:, :forced], True)
             scores.append(own.flatten())
             sure.append(first.flatten())
             heads = torch.arange(len(rooms), len(rooms) + len(own), device=own.device)
             owner.append(heads.repeat_interleave(own.shape[1]))
             rooms += [room] * len(own)
+            leasts += [least] * len(own)
             mosts += [own.shape[1]] * len(own)
         order = ranking(torch.cat(scores), torch.cat(sure))[: sum(rooms)]
         chosen = torch.cat(owner)[order].bincount(minlength=len(rooms)).tolist()
         if rule == "mix":
             shares = [(1 - floor) * count + floor * room for count, room in zip(chosen, rooms, strict=True)]
-            chosen = apportion(shares, sum(rooms), [0] * len(chosen), mosts)
+            chosen = apportion(shares, sum(rooms), leasts, mosts)
         start = 0
         for layer, count in zip(layers, counts, strict=True):
             stop = start + layer.n_kv_heads
-            own_counts = torch.tensor(chosen[start:stop], device=count.device)
-            count[row] = (own_counts + layer.protected[row]).clamp(min=1 if bool(layer.free[row].any()) else 0)
+            count[row] = torch.tensor(chosen[start:stop], device=count.device) + layer.protected[row]
             start = stop
     return counts

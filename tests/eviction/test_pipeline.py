@@ -5,9 +5,10 @@ import torch
 from models import prompt, tiny
 from transformers.cache_utils import DynamicCache
 
-from eviction import BudgetError, EvictedCache, cache_bytes, generate, prefill, snapkv, snapkv_two_stage
+from eviction import BudgetError, EvictedCache, cache_bytes, generate, policy, prefill, reading, snapkv, snapkv_two_stage
 from hooks import hiding
-from hooks.forward import forward
+from hooks.forward import cache_keyword, forward
+from hooks.tiny import tiny_model
 from perturbation import attention_weights
 
 POLICIES = [snapkv(window=4, kernel=3), snapkv_two_stage(window=4, kernel=3)]
@@ -109,9 +110,13 @@ def test_a_prompt_of_one_token_and_masks_that_do_not_fit_are_refused():
         generate(tiny("llama"), prompt(1), POLICIES[0], 0.5)
     right = torch.ones(2, 20, dtype=torch.long)
     right[0, 15:] = 0
-    for mask, message in ((right, "a 0 after a 1"), (right[:, 1:], r"\(2, 19\) does not fit tokens \(2, 20\)")):
-        with pytest.raises(ValueError, match=message):
-            prefill(tiny("llama"), prompt(20, batch=2), POLICIES[0], 0.5, attention_mask=mask)
+    with pytest.raises(ValueError, match="a 0 after a 1"):
+        prefill(tiny("llama"), prompt(20, batch=2), POLICIES[0], 0.5, attention_mask=right)
+    plain = prefill.__wrapped__  # past beartype, which would stop it first
+    while hasattr(plain, "__wrapped__"):
+        plain = plain.__wrapped__
+    with pytest.raises(ValueError, match=r"\(2, 19\) does not fit tokens \(2, 20\)"):
+        plain(tiny("llama"), prompt(20, batch=2), POLICIES[0], 0.5, attention_mask=right[:, 1:])
 
 
 def test_what_is_no_budget_is_refused_before_the_prefill(monkeypatch):
@@ -181,3 +186,54 @@ def test_bytes_count_a_shared_storage_once():
     before = cache_bytes(cache)
     cache.layers[0].values = cache.layers[0].keys
     assert (before, cache_bytes(cache)) == (64, 32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("chosen", [POLICIES[1], policy("adakv", window=4, kernel=3)], ids=["uniform", "ragged"])
+def test_rows_padded_on_the_left_get_what_they_get_alone(family, chosen):
+    """Budgets by the row's own length, pads never kept or counted, and the same logits while decoding."""
+    model = tiny_model(family, dtype=torch.float64)
+    tokens, mask = prompt(30, batch=3), torch.ones(3, 30, dtype=torch.long)
+    mask[1, :12] = mask[2, :3] = 0
+    together = prefill(model, tokens, chosen, 0.4, attention_mask=mask)
+    step = prompt(2, batch=3, seed=3)
+    with reading(model):
+        more = torch.cat([mask, torch.ones(3, 2, dtype=torch.long)], 1)
+        logits = forward(model, step, together.cache, attention_mask=more)
+    for row in range(3):
+        pads = 30 - int(mask[row].sum())
+        alone = prefill(model, tokens[row : row + 1, pads:], chosen, 0.4)
+        for one, all_rows in zip(alone.decisions, together.decisions, strict=True):
+            assert torch.equal(all_rows.keep[row, :, pads:], one.keep[0])
+            assert not all_rows.keep[row, :, :pads].any()
+        with reading(model):
+            expected = forward(model, step[row : row + 1], alone.cache)
+        torch.testing.assert_close(logits[row : row + 1], expected, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "falcon_h1"])
+@pytest.mark.parametrize("chosen", [POLICIES[1], policy("adakv", window=4, kernel=3)], ids=["uniform", "ragged"])
+def test_beams_and_several_sequences_go_on_from_one_compressed_cache(family, chosen):
+    model, tokens = tiny_model(family, dtype=torch.float64), prompt(40, batch=2)
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = generate(model, tokens, chosen, 0.5, num_beams=3, num_return_sequences=2, **settings)
+    keep = prefill(model, tokens[:, :-1], chosen, 0.5).keep
+    full = DynamicCache(config=model.config)
+    forward(model, tokens[:, :-1], full)
+    full.reorder_cache(torch.arange(2).repeat_interleave(3))
+    wide = [None if mask is None else mask.repeat_interleave(3, 0) for mask in keep]
+
+    # beams of one prompt change places with each other alone, and what they keep is the same
+    with hiding(model, wide):
+        expected = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            num_beams=3,
+            num_return_sequences=2,
+            **{cache_keyword(model): full},
+            **settings,
+        )
+    assert torch.equal(found, expected)
+    assert not torch.equal(found[0], found[1])
