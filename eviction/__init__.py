@@ -3,6 +3,7 @@
 from eviction.cache import EvictedCache, cache_bytes, reading
 from eviction.errors import BudgetError
 from eviction.generate import Prefilled, generate, prefill
+from eviction.head_scores import HeadScores
 from eviction.observation import Observation
 from eviction.policy import Policy, snapkv, snapkv_two_stage
 from eviction.registry import describe, names, policy, register, unregister
@@ -12,6 +13,7 @@ __all__ = [
     "BudgetError",
     "Decision",
     "EvictedCache",
+    "HeadScores",
     "Observation",
     "Policy",
     "Prefilled",

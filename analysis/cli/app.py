@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.head_scores import head_scores
 from analysis.cli.models import models
 from analysis.cli.policies import explain, policies
 from analysis.cli.validate import validate
@@ -22,6 +23,7 @@ app.command()(validate)
 app.command()(models)
 app.command()(policies)
 app.command()(explain)
+app.command()(head_scores)
 
 
 def _version(wanted: bool) -> bool:

@@ -46,7 +46,7 @@ class HeadKV:
 
     A KV head gets (1 − 1/β) of the uniform free budget b − w, and its share s_h / Σ s of the pool, which is the other 1/β of all
     heads' budgets. A KV head's score is the mean of its group's. Source: HeadKV (arXiv 2410.19258); scores by `criticalkv
-    head-scores`.
+    head-scores`, read by `HeadScores.load`.
 
     Attributes:
         scores: one row per layer, one number per query head (or KV head), not negative.
