@@ -9,9 +9,12 @@
 
 import statistics
 import sys
+from pathlib import Path
 from pydoc_data.topics import topics
 
-sys.path.append(sys.path.pop(0))  # this file's folder last: it must not stand for the package of its name
+# the packages first: this file must not stand for the one of its name
+sys.path.append(sys.path[0])
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from _pairs import THREADS, arguments, finish, median_ratio, peak_bytes, seconds
