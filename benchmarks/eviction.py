@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
-# the packages first: this file must not stand for the one of its name
-sys.path.append(sys.path[0])
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before this file, which has the name of one
 
 import torch
 from _pairs import THREADS, arguments, finish, median_ratio, peak_bytes, seconds

@@ -34,7 +34,7 @@ class Prefilled:
 
     cache: EvictedCache
     decisions: tuple[Decision, ...]
-    keep: tuple[Bool[Tensor, "batch cached_heads prompt"] | None, ...]
+    keep: tuple[Bool[Tensor, "batch _ prompt"] | None, ...]
     logits: Float[Tensor, "batch 1 vocabulary"]
     full_bytes: int
 
@@ -115,6 +115,11 @@ def _require_places(model: nn.Module) -> None:
     if config.model_type == "bloom" or any(getattr(part, "alibi", False) for part in parts):
         raise UnsupportedAttention(
             f"{type(model).__name__} uses ALiBi, whose bias is by the distance of entries in the cache; eviction would change it"
+        )
+    if getattr(config, "index_topk", None):
+        raise UnsupportedAttention(
+            f"{type(model).__name__} uses sparse-index attention, which chooses entries by an index of its own; eviction would leave "
+            "it pointing at others"
         )
     if paged := sorted(name for name in implementations(model) if name.startswith("paged")):
         raise UnsupportedAttention(

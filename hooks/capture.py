@@ -176,7 +176,7 @@ class _Recorder:
                 "query_valid": window.valid
                 if window.valid is not None
                 else torch.ones(batch, window.count, dtype=torch.bool, device=call.query.device),
-                "softcap": call.options.get("softcap"),
+                "softcap": call.softcap,
                 "sinks": _sinks(call, window),
                 "attention_output": window.take(output, 1),
             }

@@ -42,6 +42,11 @@ class AttentionCall:
     implementation: str
     options: Mapping[str, Any]
 
+    @property
+    def softcap(self) -> float | None:
+        """The cap that the kernel applies; sdpa leaves out one that a family asks for (Gemma2 in older transformers)."""
+        return None if self.implementation == "sdpa" else self.options.get("softcap")
+
 
 AttentionResult = tuple[Tensor, Tensor | None]
 Proceed = Callable[[AttentionCall], AttentionResult]

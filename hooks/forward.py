@@ -37,7 +37,7 @@ def forward(
             positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
             more["position_ids"] = positions[:, -tokens.shape[1] :]
     output: Any = model(input_ids=tokens, use_cache=True, logits_to_keep=asked, **more)
-    return cast(Tensor, output.logits)
+    return cast(Tensor, output.logits)[:, -last_logits:]  # some families give those of all tokens whatever is asked for
 
 
 def greedy(model: nn.Module, first: Int[Tensor, "batch 1"], cache: Cache, count: int) -> Int[Tensor, "batch count"]:

@@ -18,7 +18,7 @@ from hooks.masks import visible
 
 
 @contextmanager
-def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch kv_heads prompt"] | None]) -> Iterator[None]:
+def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch _ prompt"] | None]) -> Iterator[None]:
     """Inside the `with` block, attention does not see the entries that `keep` (one mask per decoder layer) leaves out.
 
     `keep[l][b, k, i]` says whether entry i of KV head k in layer l stays visible to row b; a mask with one head is for all of them (latent

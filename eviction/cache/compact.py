@@ -32,6 +32,7 @@ if hasattr(cache_utils, "DummyLayer"):  # not in the lowest release that is supp
 WHY = {
     "DynamicIndexedLayer": "sparse-index attention chooses entries by itself, from an index that eviction would leave pointing at others",
     "QuantizedLayer": "its entries are stored quantised, in blocks that cannot be taken apart",
+    "BaseQuantizedLayer": "its entries are stored quantised, in blocks that cannot be taken apart",
     "StaticLayer": "it holds a fixed number of slots, so that evicting would free nothing",
     "LinearAttentionAndSlidingWindowAttentionLayer": "its attention is of a kind that is not known here",
 }
@@ -55,7 +56,7 @@ def kind_of(index: int, layer: object) -> Kind:
 
 def compact(
     layers: Sequence[Any],
-    keep: Sequence[Bool[Tensor, "batch cached_heads seen"] | None],
+    keep: Sequence[Bool[Tensor, "batch _ seen"] | None],
     *,
     padding: Bool[Tensor, "batch seen"] | None = None,
     latent: Collection[int] = (),

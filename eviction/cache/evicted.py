@@ -36,7 +36,7 @@ class EvictedCache(Cache):
     def compacted(
         cls,
         cache: Cache,
-        keep: Sequence[Bool[Tensor, "batch cached_heads seen"] | None],
+        keep: Sequence[Bool[Tensor, "batch _ seen"] | None],
         *,
         padding: Bool[Tensor, "batch seen"] | None = None,
         latent: Collection[int] = (),

@@ -52,7 +52,7 @@ def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
     kv_heads, group, written = keys.shape[1], heads // keys.shape[1], keys.shape[2]
     scale = call.options.get("scaling")
     scale = head_dim**-0.5 if scale is None else float(scale)
-    softcap, sinks = call.options.get("softcap"), call.options.get("s_aux", call.options.get("sinks"))
+    softcap, sinks = call.softcap, call.options.get("s_aux", call.options.get("sinks"))
     if sinks is not None:  # a logit for each head, or for each head and query
         sinks = sinks[None, :, None, None] if sinks.dim() == 1 else sinks
         sinks = sinks.to(dtype).expand(batch, heads, queries, 1)

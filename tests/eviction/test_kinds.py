@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 from models import prompt, tiny
+from transformers import cache_utils
 from transformers.cache_utils import DynamicCache
 
 from eviction import EvictedCache, names, policy, prefill, reading
@@ -31,6 +32,11 @@ KINDS = {
     "one attention module for several layers": ("zamba2", "sdpa"),
     "a window in the cache alone": ("moshi", "sdpa"),
 }
+# the lowest transformers that is supported dispatches less, and caches latent attention expanded
+LATEST = hasattr(cache_utils, "DummyLayer")
+if not LATEST:
+    del KINDS["a window in the cache alone"]
+latest = pytest.mark.skipif(not LATEST, reason="not so in this transformers")
 
 
 @cache
@@ -152,6 +158,7 @@ def test_two_conversations_do_not_mix(kind):
             assert torch.equal(mixed, forward(model(kind), prompt(1, seed=seed), alone))
 
 
+@latest
 @torch.no_grad()
 def test_a_latent_cache_holds_one_head_and_each_entry_is_judged_over_all_heads():
     prefilled = prefill(model("latent"), prompt(40), named("adakv"), 0.4)
@@ -159,6 +166,7 @@ def test_a_latent_cache_holds_one_head_and_each_entry_is_judged_over_all_heads()
     assert prefilled.cache.entries == 16
 
 
+@latest
 @torch.no_grad()
 def test_outside_of_reading_a_ragged_latent_cache_is_refused_not_read_wrongly():
     prefilled = prefill(model("latent"), prompt(40), named("global+norm"), 0.4)
@@ -210,14 +218,17 @@ def test_windows_go_back_as_far_as_they_recorded_their_past():
 
 
 REFUSED = [
-    ("deepseek_v32", "sdpa", "DynamicIndexedLayer: sparse-index attention"),
+    ("glm_moe_dsa", "sdpa", "uses sparse-index attention"),
     ("bloom", "eager", "uses ALiBi"),
     ("mpt", "eager", "uses ALiBi"),
-    ("inkling_text", "sdpa", "of a kind that is not known"),
     ("mamba", "eager", "nothing to evict"),
     ("jetmoe", "sdpa", "4 KV heads of 2 cached ones"),
-    ("longcat_flash", "sdpa", "attends several times in a pass"),
 ]
+if LATEST:
+    REFUSED += [
+        ("inkling_text", "sdpa", "of a kind that is not known"),
+        ("longcat_flash", "sdpa", "attends several times in a pass"),
+    ]
 
 
 @torch.no_grad()

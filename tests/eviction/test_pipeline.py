@@ -3,10 +3,11 @@
 import pytest
 import torch
 from models import prompt, tiny
+from transformers import cache_utils
 from transformers.cache_utils import DynamicCache
 
 from eviction import BudgetError, EvictedCache, cache_bytes, generate, policy, prefill, reading, snapkv, snapkv_two_stage
-from hooks import hiding
+from hooks import UnsupportedAttention, hiding
 from hooks.forward import cache_keyword, forward
 from hooks.tiny import tiny_model
 from perturbation import attention_weights
@@ -162,6 +163,25 @@ def test_masks_that_the_cache_cannot_hold_are_refused():
         EvictedCache.compacted(cache, [ragged] * 2)
     with pytest.raises(ValueError, match=r"keep \(1, 2, 9\)"):
         EvictedCache.compacted(cache, [ragged[..., :9]] * 3)
+
+
+@torch.no_grad()
+def test_caches_that_cannot_be_compacted_are_refused_by_name():
+    model = tiny("llama")
+    keep = [torch.ones(1, 2, 4, dtype=torch.bool)] * 3
+    quantised = DynamicCache()
+    quantised.layers = [object.__new__(cache_utils.QuantoQuantizedLayer)]
+    for cache, message in (
+        (cache_utils.StaticCache(config=model.config, max_cache_len=8), "StaticLayer: it holds a fixed number of slots"),
+        (quantised, "QuantoQuantizedLayer: its entries are stored quantised"),
+        (DynamicCache(offloading=True), "offloaded"),
+        (cache_utils.EncoderDecoderCache(DynamicCache(), DynamicCache()), "EncoderDecoderCache cannot be compacted"),
+    ):
+        with pytest.raises(UnsupportedAttention, match=message):
+            EvictedCache.compacted(cache, keep)
+    model.config._attn_implementation = "paged|sdpa"
+    with pytest.raises(UnsupportedAttention, match="keeps entries in pages"):
+        prefill(model, prompt(8), POLICIES[0], 0.5)
 
 
 @torch.no_grad()
