@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from bounds.distances import projected_distances
@@ -60,11 +60,15 @@ class Observation:
         return self._attention[1]
 
     @cached_property
-    def valid(self) -> Bool[Tensor, "batch keys"]:
-        """Entries that the last query sees and that are held: no pads, and nothing that a sliding window has left behind."""
+    def valid(self) -> Bool[Tensor, "batch _ keys"]:
+        """Entries that the last query sees and that are held: no pads, nothing that a sliding window has left behind, no gaps. One row for
+        all KV heads where they hold the same.
+        """
         mask = self.record.mask
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-        valid = seen[:, :, -1].any(1).expand(self.record.keys.shape[0], -1)
+        last = seen[:, :, -1]
+        valid = last if last.shape[1] == 1 else last.unflatten(1, (self.n_kv_heads, -1)).any(2)
+        valid = valid.expand(self.record.keys.shape[0], -1, -1)
         if self.held is None or self.held >= self.record.n_keys:
             return valid
         return valid & (torch.arange(self.record.n_keys, device=valid.device) >= self.record.n_keys - self.held)
@@ -99,20 +103,26 @@ class Observation:
             cache[norm] = projected_distances(self.record.values, self.record.projection_blocks, centre, norm=norm)[:, :, 0]
         return cache[norm]
 
+    def per_head(self, per_kv_head: Shaped[Tensor, "batch kv_heads last"]) -> Shaped[Tensor, "batch _ last"]:
+        """A number or mask of each cached KV head for each of its query heads; one row for all stays one."""
+        if per_kv_head.shape[1] == 1:
+            return per_kv_head
+        return per_kv_head.repeat_interleave(self.record.n_heads // per_kv_head.shape[1], 1)
+
     def grouped(self, per_head: Float[Tensor, "batch heads keys"], how: str = "mean") -> Float[Tensor, "batch kv_heads keys"]:
         """Over the heads that share a cached KV head: "mean" or "max"."""
         apart = per_head.unflatten(1, (self.n_kv_heads, -1))
         return apart.mean(2) if how == "mean" else apart.amax(2)
 
 
-def recent(valid: Bool[Tensor, "batch keys"], count: Tensor | int) -> Bool[Tensor, "batch keys"]:
-    """The last `count` valid entries of each row."""
+def recent(valid: Bool[Tensor, "*batch keys"], count: Tensor | int) -> Bool[Tensor, "*batch keys"]:
+    """The last `count` valid entries of each row; one count for all or one a row."""
     from_end = valid.flip(-1).cumsum(-1).flip(-1)
-    limit = count[:, None] if isinstance(count, Tensor) else count
+    limit = count[..., None] if isinstance(count, Tensor) else count
     return valid & (from_end <= limit)
 
 
-def earliest(valid: Bool[Tensor, "batch keys"], count: Tensor | int) -> Bool[Tensor, "batch keys"]:
-    """The first `count` valid entries of each row."""
-    limit = count[:, None] if isinstance(count, Tensor) else count
+def earliest(valid: Bool[Tensor, "*batch keys"], count: Tensor | int) -> Bool[Tensor, "*batch keys"]:
+    """The first `count` valid entries of each row; one count for all or one a row."""
+    limit = count[..., None] if isinstance(count, Tensor) else count
     return valid & (valid.cumsum(-1) <= limit)

@@ -62,10 +62,10 @@ class Policy:
         """
         seen = record if isinstance(record, Observation) else Observation(record)
         valid = seen.valid
-        lengths = valid.sum(-1)
-        base = uniform_entries(budget, lengths)
+        lengths = valid.sum(-1)  # of each row, or of each of its heads
+        base = uniform_entries(budget, lengths.amax(1))
         start, end = self.accumulate.ends
-        room = torch.where(base >= lengths, lengths, base - 1)
+        room = torch.where(base[:, None] >= lengths, lengths, base[:, None] - 1)
         held = earliest(valid, room.clamp(max=start))
         protected = held | recent(valid, (room - held.sum(-1)).clamp(max=end))
         free = valid & ~protected

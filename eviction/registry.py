@@ -79,7 +79,7 @@ class Own:
 
     source: ClassVar[str] = "a function of yours"
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """The function's scores, checked and per query head.
 
         Raises:

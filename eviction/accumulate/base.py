@@ -26,5 +26,5 @@ class Accumulate(Protocol):
     def ends(self) -> tuple[int, int]:
         """Entries that are always kept, at the start and at the end, as far as the budget holds them."""
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """Importance of every entry; what it says of protected entries and of pads is not looked at."""

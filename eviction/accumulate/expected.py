@@ -46,7 +46,7 @@ class ExpectedAttention:
         """The sink and the recent entries are kept."""
         return self.sink, self.recent
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """Probabilities over the valid entries."""
         record = seen.record
         dtype = torch.promote_types(torch.float32, record.queries.dtype)
@@ -58,5 +58,5 @@ class ExpectedAttention:
         keys = record.keys.to(dtype).repeat_interleave(record.group, 1)
         along = (mean @ keys.mT).squeeze(2) * record.scale
         spread = ((keys @ apart.mT) * record.scale).square().sum(-1) / count[:, :, 0]  # s² kᵀ Σ k
-        logits = (along + spread / 2).masked_fill(~seen.valid[:, None], -torch.inf)
+        logits = (along + spread / 2).masked_fill(~seen.per_head(seen.valid), -torch.inf)
         return logits.softmax(-1)

@@ -43,7 +43,7 @@ class H2O:
         """The recent entries are kept."""
         return 0, self.recent
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """Sums over the recorded queries, a block of them at a time."""
         record, total = seen.record, None
         for start in range(0, record.n_queries, BLOCK):

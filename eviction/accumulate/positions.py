@@ -36,7 +36,7 @@ class KeyNorm:
         """The recent entries are kept."""
         return 0, self.recent
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """In (0, 1]."""
         keys = seen.record.keys
         size = keys.to(torch.promote_types(torch.float32, keys.dtype)).norm(dim=-1)
@@ -68,10 +68,10 @@ class StartRecent:
         """The sink is kept."""
         return self.sink, 0
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """The later, the higher."""
         place = seen.valid.cumsum(-1).to(torch.float32)
-        return (place / place.amax(-1, keepdim=True)).unsqueeze(1).expand(-1, seen.record.n_heads, -1)
+        return seen.per_head(place / place.amax(-1, keepdim=True)).expand(-1, seen.record.n_heads, -1)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Random:
         """Both ends are kept."""
         return self.sink, self.recent
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """In [0, 1), drawn on the CPU."""
         record = seen.record
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + record.layer)

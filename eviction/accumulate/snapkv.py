@@ -51,10 +51,10 @@ class SnapKV:
         """The window is kept."""
         return 0, self.window
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """Scores of the entries before what is protected, in the dtype of the weights."""
         looked_at = seen.window_mean(self.window) if self.over == "mean" else seen.window_max(self.window)
-        scored = (seen.valid & ~protected)[:, None]
+        scored = seen.per_head(seen.valid & ~protected)
         return self._pool(looked_at * scored)
 
     def _pool(self, scores: Tensor) -> Tensor:

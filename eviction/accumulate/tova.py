@@ -37,7 +37,7 @@ class TOVA:
         """Nothing is kept for its place."""
         return 0, 0
 
-    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch keys"]) -> Float[Tensor, "batch heads keys"]:
+    def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """The last query's attention."""
         last = seen.window_mean(1)
         return last if self.over_heads == "head" else last.mean(1, keepdim=True).expand_as(last)

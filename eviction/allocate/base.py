@@ -15,27 +15,32 @@ from eviction.errors import BudgetError
 class Candidates:
     """What one layer asks an allocator for.
 
-    `scores` [batch, kv_heads, keys] rank the entries, `free` [batch, keys] are those that may still be chosen (no pads, nothing
-    protected), `protected` [batch] counts the entries that are kept anyway, `base` [batch] is the uniform budget with them,
-    `layer` the layer's place.
+    `scores` [batch, kv_heads, keys] rank the entries, `free` are those that may still be chosen (no pads, nothing protected), `protected`
+    counts the entries that are kept anyway, `base` [batch] is the uniform budget with them, `layer` the layer's place. Where all KV
+    heads hold the same entries, `free` and `protected` have one row for them.
     """
 
     scores: Float[Tensor, "batch kv_heads keys"]
-    free: Bool[Tensor, "batch keys"]
-    protected: Int[Tensor, " batch"]
+    free: Bool[Tensor, "batch _ keys"]
+    protected: Int[Tensor, "batch _"]
     base: Int[Tensor, " batch"]
     layer: int
     n_layers: int
 
     @property
-    def room(self) -> Int[Tensor, " batch"]:
-        """Entries of the uniform budget beside the protected ones."""
-        return self.base - self.protected
+    def held(self) -> Int[Tensor, "batch kv_heads"]:
+        """Protected entries of each head."""
+        return self.protected.expand(-1, self.n_kv_heads)
 
     @property
-    def most(self) -> Int[Tensor, " batch"]:
-        """Entries that a head can choose at most."""
-        return self.free.sum(-1)
+    def room(self) -> Int[Tensor, "batch kv_heads"]:
+        """Entries of the uniform budget beside the protected ones; not below 0."""
+        return (self.base[:, None] - self.held).clamp(min=0)
+
+    @property
+    def most(self) -> Int[Tensor, "batch kv_heads"]:
+        """Entries that each head can choose at most."""
+        return self.free.sum(-1).expand(-1, self.n_kv_heads)
 
     @property
     def n_kv_heads(self) -> int:

@@ -90,18 +90,24 @@ def _spread(layers: list[Candidates], shares: list[list[float]], *, even: bool) 
     """Whole free budgets by `shares` of the uniform one; `even` keeps a layer's heads alike, as far as whole numbers allow."""
     counts = [torch.zeros(layer.scores.shape[:2], dtype=torch.long, device=layer.scores.device) for layer in layers]
     for row in range(layers[0].scores.shape[0]):
-        rooms, mosts = [int(layer.room[row]) for layer in layers], [int(layer.most[row]) for layer in layers]
+        rooms, mosts = [layer.room[row].tolist() for layer in layers], [layer.most[row].tolist() for layer in layers]
         if even:
-            # in units of one entry for each head of the layer
-            wanted = [share[0] * room for share, room in zip(shares, rooms, strict=True)]
-            per_layer = apportion(wanted, sum(rooms), [min(1, most) for most in mosts], mosts)
-            chosen = [[number] * layer.n_kv_heads for number, layer in zip(per_layer, layers, strict=True)]
+            # in units of one entry for each head of the layer, protected ones counted, as far as the head has it
+            wanted = [share[0] * max(room) for share, room in zip(shares, rooms, strict=True)]
+            limits = list(map(max, mosts))
+            per_layer = apportion(wanted, sum(map(max, rooms)), [min(1, most) for most in limits], limits)
+            helds = [layer.held[row].tolist() for layer in layers]
+            chosen = [
+                [max(min(number + min(held) - own, most), 0) for own, most in zip(held, limit, strict=True)]
+                for number, held, limit in zip(per_layer, helds, mosts, strict=True)
+            ]
         else:
-            flat = [share * room for part, room in zip(shares, rooms, strict=True) for share in part]
-            limits = [most for most, layer in zip(mosts, layers, strict=True) for _ in range(layer.n_kv_heads)]
-            total = sum(room * layer.n_kv_heads for room, layer in zip(rooms, layers, strict=True))
-            numbers = iter(apportion(flat, total, [min(1, most) for most in limits], limits))
-            chosen = [[next(numbers) for _ in range(layer.n_kv_heads)] for layer in layers]
+            flat = [
+                part * own for share, room in zip(shares, rooms, strict=True) for part, own in zip(share, room, strict=True)
+            ]
+            limits = [most for own in mosts for most in own]
+            numbers = iter(apportion(flat, sum(map(sum, rooms)), [min(1, most) for most in limits], limits))
+            chosen = [[next(numbers) for _ in own] for own in mosts]
         for layer, count, own in zip(layers, counts, chosen, strict=True):
-            count[row] = torch.tensor(own, device=count.device) + layer.protected[row]
+            count[row] = torch.tensor(own, device=count.device) + layer.held[row]
     return counts

@@ -72,19 +72,17 @@ def _joint(layers: list[Candidates], floor: float, rule: str) -> list[Tensor]:
         leasts: list[int] = []
         mosts: list[int] = []
         for layer in layers:
-            free = layer.free[row]
-            own = layer.scores[row][:, free]  # [kv_heads, candidates]
-            room = min(int(layer.room[row]), own.shape[1])
-            least = min(int(layer.protected[row] == 0), room)  # no head is left with nothing
-            forced = max(int(floor * room + 1e-9), least) if rule == "forced" else 0
-            first = torch.zeros_like(own, dtype=torch.bool).scatter_(-1, ranking(own)[:, :forced], True)
-            scores.append(own.flatten())
-            sure.append(first.flatten())
-            heads = torch.arange(len(rooms), len(rooms) + len(own), device=own.device)
-            owner.append(heads.repeat_interleave(own.shape[1]))
-            rooms += [room] * len(own)
-            leasts += [least] * len(own)
-            mosts += [own.shape[1]] * len(own)
+            free = layer.free[row].expand(layer.n_kv_heads, -1)
+            for head, (room, held) in enumerate(zip(layer.room[row].tolist(), layer.held[row].tolist(), strict=True)):
+                own = layer.scores[row, head][free[head]]
+                least = min(int(held == 0), room, len(own))  # no head is left with nothing
+                forced = max(int(floor * min(room, len(own)) + 1e-9), least) if rule == "forced" else 0
+                scores.append(own)
+                sure.append(torch.zeros_like(own, dtype=torch.bool).scatter_(-1, ranking(own)[:forced], True))
+                owner.append(torch.full_like(own, len(rooms), dtype=torch.long))
+                rooms.append(room)
+                leasts.append(least)
+                mosts.append(len(own))
         order = ranking(torch.cat(scores), torch.cat(sure))[: sum(rooms)]
         chosen = torch.cat(owner)[order].bincount(minlength=len(rooms)).tolist()
         if rule == "mix":
@@ -93,6 +91,6 @@ def _joint(layers: list[Candidates], floor: float, rule: str) -> list[Tensor]:
         start = 0
         for layer, count in zip(layers, counts, strict=True):
             stop = start + layer.n_kv_heads
-            count[row] = torch.tensor(chosen[start:stop], device=count.device) + layer.protected[row]
+            count[row] = torch.tensor(chosen[start:stop], device=count.device) + layer.held[row]
             start = stop
     return counts

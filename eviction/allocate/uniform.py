@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -19,8 +20,8 @@ class Uniform:
     source: ClassVar[str] = "SnapKV, arXiv 2404.14469"
 
     def __call__(self, layers: list[Candidates]) -> list[Int[Tensor, "batch kv_heads"]]:
-        """b for every head."""
-        return [layer.base[:, None].expand(-1, layer.n_kv_heads) for layer in layers]
+        """b for every head, or all that it has."""
+        return [layer.held + torch.minimum(layer.room, layer.most) for layer in layers]
 
 
 def require_room(budget: int | float, keys: int, protected: int) -> int:

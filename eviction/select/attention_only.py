@@ -32,8 +32,8 @@ class AttentionOnly(OneRanking):
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """The group's importance."""
         return Scores(seen.grouped(importance, self.group), protected, free)

@@ -31,8 +31,8 @@ class Scores:
     """
 
     first: Float[Tensor, "batch kv_heads keys"]
-    protected: Bool[Tensor, "batch keys"]
-    free: Bool[Tensor, "batch keys"]
+    protected: Bool[Tensor, "batch _ keys"]
+    free: Bool[Tensor, "batch _ keys"]
     second: Float[Tensor, "batch kv_heads keys"] | None = None
 
 
@@ -46,8 +46,8 @@ class Select(Protocol):
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """Numbers per KV head, from those per query head."""
 
@@ -60,4 +60,4 @@ class OneRanking:
 
     def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
         """The highest."""
-        return Decision(best(scores.first, counts, scores.protected[:, None], scores.free[:, None]))
+        return Decision(best(scores.first, counts, scores.protected, scores.free))

@@ -37,8 +37,8 @@ class Weighted(OneRanking):
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """A ‖ν‖ of the group."""
         norms = seen.norms(self.norm)
@@ -68,8 +68,8 @@ class Centred(OneRanking):
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """A ‖ν − ō‖ of the group."""
         return Scores(seen.grouped(importance * seen.distances(self.norm)), protected, free)
@@ -103,8 +103,8 @@ class SingleEviction(OneRanking):
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """The mean error over the window."""
         record, part = seen.record, slice(-self.window, None)
@@ -142,12 +142,12 @@ class Defensive(OneRanking):
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """Floored worst case times the relative norm."""
         worst = seen.grouped(importance, "max")
-        among = free[:, None].to(worst.dtype)
+        among = free.to(worst.dtype).expand_as(worst)
         floor = (worst * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
         return Scores(torch.maximum(worst, floor) * scaled(seen.grouped(seen.norms(self.norm))), protected, free)
 
@@ -177,8 +177,8 @@ class RatioOptimum:
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """The group's mean attention and mean distances."""
         return Scores(seen.grouped(seen.window_mean(self.window)), protected, free, seen.grouped(seen.distances(self.norm)))
@@ -188,8 +188,8 @@ class RatioOptimum:
         assert scores.second is not None
         attention = scores.first.double()
         keep = torch.zeros_like(attention, dtype=torch.bool)
-        may = (scores.free | scores.protected)[:, None].expand_as(keep)
-        must = scores.protected[:, None].expand_as(keep)
+        may = (scores.free | scores.protected).expand_as(keep)
+        must = scores.protected.expand_as(keep)
         sink = (1 - attention.sum(-1)).clamp(min=0)
         for count in counts.unique().tolist():
             rows = counts == count

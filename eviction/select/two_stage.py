@@ -52,32 +52,31 @@ class TwoStage:
         self,
         importance: Float[Tensor, "batch heads keys"],
         seen: Observation,
-        protected: Bool[Tensor, "batch keys"],
-        free: Bool[Tensor, "batch keys"],
+        protected: Bool[Tensor, "batch _ keys"],
+        free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
         """A and (A + ε) ‖V W_O‖ of the group."""
         norms, attention = seen.norms(self.norm), seen.grouped(importance)
-        length = seen.valid.sum(-1)[:, None, None].to(importance.dtype)
+        length = seen.valid.sum(-1)[..., None].to(importance.dtype)
         epsilon = self.epsilon / (length if self.epsilon_of == "uniform" else torch.ones_like(length))
         if self.group == "product of means":
             products = (attention + epsilon) * seen.grouped(norms)
         else:
-            products = seen.grouped((importance + epsilon) * norms)
+            products = seen.grouped((importance + seen.per_head(epsilon)) * norms)
         return Scores(attention, protected, free, products)
 
     def first_stage(
-        self, counts: Int[Tensor, "batch kv_heads"], protected: Int[Tensor, " batch"]
+        self, counts: Int[Tensor, "batch kv_heads"], protected: Int[Tensor, "batch _"]
     ) -> Int[Tensor, "batch kv_heads"]:
         """How many entries stage 1 chooses beside the protected ones."""
-        held = protected[:, None]
         if self.share_of == "free":
-            return (self.alpha * (counts - held).double() + 1e-9).floor().long()  # 0.29 · 100 is 29
-        return ((self.alpha * counts.double() + 1e-9).floor().long() - held).clamp(min=0)
+            return (self.alpha * (counts - protected).double() + 1e-9).floor().long()  # 0.29 · 100 is 29
+        return ((self.alpha * counts.double() + 1e-9).floor().long() - protected).clamp(min=0)
 
     def choose(self, scores: Scores, counts: Int[Tensor, "batch kv_heads"]) -> Decision:
         """Stage 1 by attention, then stage 2 by the products over what is left."""
         assert scores.second is not None
-        protected, free = scores.protected[:, None], scores.free[:, None]
+        protected, free = scores.protected, scores.free
         held = scores.protected.sum(-1)
-        first = best(scores.first, held[:, None] + self.first_stage(counts, held), protected, free)
+        first = best(scores.first, held + self.first_stage(counts, held), protected, free)
         return Decision(best(scores.second, counts, first, free), first)

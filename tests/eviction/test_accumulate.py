@@ -54,7 +54,7 @@ def test_snapkv_is_the_pooled_attention_of_the_window(shape, window, kernel, poo
     for b, h in np.ndindex(*weights.shape[:2]):
         looking = [t for t in range(weights.shape[2])[-window:] if valid[b, t]]
         scores = getattr(np, over)(weights[b, h, looking], axis=0)
-        scored = [i for i in range(made.n_keys) if seen.valid[b, i] and not protected[b, i]]
+        scored = [i for i in range(made.n_keys) if seen.valid[b, 0, i] and not protected[b, 0, i]]
         for i in scored:
             near = [scores[j] for j in range(i - half, i + half + 1) if j in scored]
             np.testing.assert_allclose(got[b, h, i], reduce(near), rtol=1e-10)
@@ -75,9 +75,9 @@ def test_h2o_is_the_sum_over_all_queries_and_tova_the_last_over_all_heads(shape)
 
 def test_h2o_sums_blocks_of_queries_to_the_same(monkeypatch):
     made = record(queries=24)
-    whole = H2O()(Observation(made), torch.zeros(1, 24, dtype=torch.bool))
+    whole = H2O()(Observation(made), torch.zeros(1, 1, 24, dtype=torch.bool))
     monkeypatch.setattr("eviction.accumulate.h2o.BLOCK", 5)
-    torch.testing.assert_close(H2O()(Observation(made), torch.zeros(1, 24, dtype=torch.bool)), whole)
+    torch.testing.assert_close(H2O()(Observation(made), torch.zeros(1, 1, 24, dtype=torch.bool)), whole)
 
 
 @given(SHAPES, st.integers(1, 6))
@@ -91,7 +91,7 @@ def test_expected_attention_is_the_gaussian_mean_of_the_exponential(shape, windo
         mean, covariance = queries.mean(0), np.cov(queries.T, bias=True).reshape(4, 4)
         keys = made.keys[b, h // made.group].numpy()
         logits = np.array([made.scale * key @ mean + made.scale**2 / 2 * key @ covariance @ key for key in keys])
-        powers = np.where(seen.valid[b], np.exp(logits - logits.max()), 0)
+        powers = np.where(seen.valid[b, 0], np.exp(logits - logits.max()), 0)
         np.testing.assert_allclose(got[b, h], powers / powers.sum(), rtol=1e-8)
 
 
@@ -103,11 +103,11 @@ def test_key_norm_ranks_small_keys_first_and_start_recent_late_ones(shape):
     norms = made.keys.norm(dim=-1).repeat_interleave(made.group, 1)
     assert torch.equal(KeyNorm()(seen, nothing).argsort(-1, descending=True), norms.argsort(-1))
     late = StartRecent()(seen, nothing)
-    assert (late.diff(dim=-1)[seen.valid[:, None, 1:].expand_as(late[..., 1:])] > 0).all()
+    assert (late.diff(dim=-1)[seen.valid[..., 1:].expand_as(late[..., 1:])] > 0).all()
 
 
 def test_random_is_seeded_by_seed_and_layer_and_shared_by_a_group():
-    nothing = torch.zeros(1, 24, dtype=torch.bool)
+    nothing = torch.zeros(1, 1, 24, dtype=torch.bool)
     one, same, other = (Random(seed=seed)(Observation(record()), nothing) for seed in (3, 3, 4))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)

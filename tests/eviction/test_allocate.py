@@ -11,23 +11,26 @@ from eviction.allocate import AdaKV, Candidates, Global, HeadKV, PyramidKV, Unif
 
 @st.composite
 def layers(draw):
-    """Layers of one model, with padded rows and protected entries."""
+    """Layers of one model, with padded rows and protected entries; heads that hold the same, or each its own number."""
     batch, kv_heads, keys = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 12))
-    count = draw(st.integers(1, 4))
+    count, apart = draw(st.integers(1, 4)), draw(st.booleans())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
-    lengths = torch.tensor([draw(st.integers(1, keys)) for _ in range(batch)])
-    base = torch.tensor([draw(st.integers(1, int(length))) for length in lengths])
-    protected = torch.tensor(
-        [draw(st.integers(0, int(b) - 1)) if b < n else int(n) for b, n in zip(base, lengths, strict=True)]
-    )
-    place = torch.arange(keys)
-    free = torch.stack([(place >= keys - n) & (place < keys - p) for n, p in zip(lengths, protected, strict=True)])
-    return [
-        Candidates(
-            torch.randint(0, 5, (batch, kv_heads, keys), generator=generator).double(), free, protected, base, layer, count
-        )
-        for layer in range(count)
-    ]
+    rows = kv_heads if apart else 1
+    place, made, base = torch.arange(keys), [], None
+    for layer in range(count):
+        lengths = torch.tensor([[draw(st.integers(1, keys)) for _ in range(rows)] for _ in range(batch)])
+        if base is None or not apart:
+            if base is None:
+                base, same = torch.tensor([draw(st.integers(1, int(row.max()))) for row in lengths]), lengths
+            lengths = same
+        held = [
+            [draw(st.integers(0, int(b) - 1)) if b < n else int(n) for n in row] for b, row in zip(base, lengths, strict=True)
+        ]
+        protected = torch.tensor(held)
+        free = (place >= keys - lengths[..., None]) & (place < keys - protected[..., None])
+        scores = torch.randint(0, 5, (batch, kv_heads, keys), generator=generator).double()
+        made.append(Candidates(scores, free, protected, base, layer, count))
+    return made
 
 
 ALLOCATORS = {
@@ -49,11 +52,21 @@ def test_budgets_add_up_to_the_uniform_ones_within_what_there_is(name, made):
     allocate = ALLOCATORS[name](len(made), made[0].n_kv_heads)
     counts = allocate(made) if allocate.scope == "model" else [allocate([layer])[0] for layer in made]
     for row in range(made[0].scores.shape[0]):
-        total = sum(int(count[row].sum()) for count in counts)
-        assert total == sum(int(layer.base[row]) * layer.n_kv_heads for layer in made)
+        total, held = (sum(int(count[row].sum()) for count in part) for part in (counts, [layer.held for layer in made]))
+        parts = [made] if allocate.scope == "model" else [[layer] for layer in made]
+        if name == "uniform":
+            there = [(int(layer.base[row]), int(n)) for layer in made for n in (layer.held + layer.most)[row]]
+            assert total == sum(min(pair) for pair in there)
+        elif name != "pyramidkv" or made[0].free.shape[1] == 1:  # whose heads of one layer stay alike
+            rooms, mosts = (
+                [[int(getattr(layer, of)[row].sum()) for layer in part] for part in parts] for of in ("room", "most")
+            )
+            assert total - held == sum(min(sum(room), sum(most)) for room, most in zip(rooms, mosts, strict=True))
+        if not any((layer.held > layer.base[:, None]).any() for layer in made):
+            assert total <= sum(int(layer.base[row]) * layer.n_kv_heads for layer in made)
         for count, layer in zip(counts, made, strict=True):
-            assert (count[row] >= layer.protected[row]).all()
-            assert (count[row] <= layer.protected[row] + layer.most[row]).all()
+            assert (count[row] >= layer.held[row]).all()
+            assert (count[row] <= layer.held[row] + layer.most[row]).all()
             assert (count[row] >= 1).all()
 
 
@@ -62,14 +75,14 @@ def test_a_joint_ranking_without_a_floor_keeps_the_highest_scores_of_the_layer(m
     layer = made[0]
     (counts,) = AdaKV(0.0, "forced")([layer])
     for row in range(layer.scores.shape[0]):
-        own = layer.scores[row][:, layer.free[row]]
-        room = min(int(layer.room[row]), own.shape[1]) * len(own)
-        width = max(own.shape[1], 1)
-        ranked = sorted(range(own.numel()), key=lambda i: (-float(own.flatten()[i]), i))
-        if int(layer.protected[row]) == 0:  # the first of each head comes first, so that none is left with nothing
-            best = [next(i for i in ranked if i // width == head) for head in range(len(own))]
-            ranked = best + [i for i in ranked if i not in best]
-        wanted = [sum(1 for i in ranked[:room] if i // width == head) + int(layer.protected[row]) for head in range(len(own))]
+        free = layer.free[row].expand(layer.n_kv_heads, -1)
+        entries = [(h, float(layer.scores[row, h, i])) for h in range(layer.n_kv_heads) for i in free[h].nonzero().flatten()]
+        ranked = sorted(range(len(entries)), key=lambda j: (-entries[j][1], j))
+        # the first of each head with nothing protected comes first, so that none is left with nothing
+        bare = [h for h in range(layer.n_kv_heads) if int(layer.held[row, h]) == 0]
+        best = [next(j for j in ranked if entries[j][0] == h) for h in bare]
+        ranked = (best + [j for j in ranked if j not in best])[: int(layer.room[row].sum())]
+        wanted = [sum(entries[j][0] == h for j in ranked) + int(layer.held[row, h]) for h in range(layer.n_kv_heads)]
         assert counts[row].tolist() == wanted
 
 
@@ -77,13 +90,14 @@ def test_a_joint_ranking_without_a_floor_keeps_the_highest_scores_of_the_layer(m
 def test_a_floor_of_1_is_uniform(made):
     for rule in ("mix", "forced"):
         for layer in made:
-            assert torch.equal(AdaKV(1.0, rule)([layer])[0], Uniform()([layer])[0])
+            if layer.free.shape[1] == 1:  # else what a head lacks goes to the others
+                assert torch.equal(AdaKV(1.0, rule)([layer])[0], Uniform()([layer])[0])
 
 
 def test_forced_and_mixed_floors_differ_as_they_should():
     """One head holds all the high scores: forced leaves the other ⌊φ b⌋ entries, mixed φ b."""
     scores = torch.stack([torch.full((20,), 9.0), torch.zeros(20)])[None].double()
-    layer = Candidates(scores, torch.ones(1, 20, dtype=torch.bool), torch.tensor([0]), torch.tensor([10]), 0, 1)
+    layer = Candidates(scores, torch.ones(1, 1, 20, dtype=torch.bool), torch.tensor([[0]]), torch.tensor([10]), 0, 1)
     assert AdaKV(0.2, "forced")([layer])[0].tolist() == [[18, 2]]
     assert AdaKV(0.2, "mix")([layer])[0].tolist() == [[18, 2]]
     assert AdaKV(0.25, "forced")([layer])[0].tolist() == [[18, 2]]
@@ -91,7 +105,7 @@ def test_forced_and_mixed_floors_differ_as_they_should():
 
 
 def test_pyramidkv_falls_linearly_from_the_bottom_and_headkv_follows_its_scores():
-    free, nothing = torch.ones(1, 100, dtype=torch.bool), torch.tensor([0])
+    free, nothing = torch.ones(1, 1, 100, dtype=torch.bool), torch.tensor([[0]])
     made = [Candidates(torch.zeros(1, 2, 100).double(), free, nothing, torch.tensor([20]), layer, 3) for layer in range(3)]
     assert [count.tolist() for count in PyramidKV(beta=20)(made)] == [[[39, 39]], [[20, 20]], [[1, 1]]]
     scores = ((1.0, 1.0), (4.0, 0.0), (0.0, 0.0))
@@ -138,7 +152,7 @@ def test_what_is_no_budget_is_refused(budget):
 
 
 def test_scores_that_do_not_fit_or_say_nothing_are_refused():
-    layer = Candidates(torch.zeros(1, 2, 4).double(), torch.ones(1, 4).bool(), torch.tensor([0]), torch.tensor([2]), 0, 1)
+    layer = Candidates(torch.zeros(1, 2, 4).double(), torch.ones(1, 1, 4).bool(), torch.tensor([[0]]), torch.tensor([2]), 0, 1)
     with pytest.raises(ValueError, match="2 layers do not fit a model that attends in 1"):
         HeadKV(((1.0, 1.0), (1.0, 1.0)))([layer])
     with pytest.raises(ValueError, match="3 head scores do not fit the 2 KV heads of layer 0"):

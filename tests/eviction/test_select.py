@@ -35,10 +35,14 @@ def decisions(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     levels = draw(st.sampled_from([1, 2, 4, 1000]))  # few levels make ties
     first, second = (torch.from_numpy(rng.integers(0, levels, (batch, kv_heads, keys)) / levels) for _ in range(2))
-    role = torch.from_numpy(rng.integers(0, 3, (batch, keys)))  # pad, free, protected
-    role[:, -1] = 2
+    rows = draw(st.sampled_from([1, kv_heads]))  # heads alike, or each with entries of its own
+    role = torch.from_numpy(rng.integers(0, 3, (batch, rows, keys)))  # pad, free, protected
+    role[..., -1] = 2
     counts = torch.tensor(
-        [[draw(st.integers(int((row == 2).sum()), int((row > 0).sum()))) for _ in range(kv_heads)] for row in role]
+        [
+            [draw(st.integers(int((own == 2).sum()), int((own > 0).sum()))) for own in row]
+            for row in role.expand(-1, kv_heads, -1)
+        ]
     )
     return Scores(first, role == 2, role == 1, second), counts
 
@@ -57,7 +61,7 @@ def test_attention_only_keeps_the_top_and_the_protected(drawn):
     scores, counts = drawn
     keep = AttentionOnly().choose(scores, counts).keep
     for b, k in np.ndindex(*counts.shape):
-        held, free = places(scores.protected[b]), places(scores.free[b])
+        held, free = places(scores.protected.expand_as(scores.first)[b, k]), places(scores.free.expand_as(scores.first)[b, k])
         expected = held | ranked(scores.first[b, k].tolist(), free, int(counts[b, k]) - len(held))
         assert places(keep[b, k]) == expected
 
@@ -67,7 +71,8 @@ def test_two_stage_is_algorithm_1(drawn, alpha, share_of):
     scores, counts = drawn
     decision = TwoStage(alpha, share_of=share_of).choose(scores, counts)
     for b, k in np.ndindex(*counts.shape):
-        held, free, count = places(scores.protected[b]), places(scores.free[b]), int(counts[b, k])
+        held, free = (places(part.expand_as(scores.first)[b, k]) for part in (scores.protected, scores.free))
+        count = int(counts[b, k])
         share = (count - len(held)) * round(alpha * 100) // 100
         first = share if share_of == "free" else max(count * round(alpha * 100) // 100 - len(held), 0)
         stage1 = ranked(scores.first[b, k].tolist(), free, first)
@@ -89,11 +94,11 @@ def test_every_selection_is_exact_to_the_entry_and_keeps_no_pad(select, seed, pa
     protected = recent(seen.valid, 2)
     free = seen.valid & ~protected
     scores = select.scores(SnapKV(4, 3)(seen, protected), seen, protected, free)
-    counts = torch.tensor([[data.draw(st.integers(2, int(row.sum()))) for _ in range(2)] for row in seen.valid])
+    counts = torch.tensor([[data.draw(st.integers(2, int(row.sum()))) for _ in range(2)] for row in seen.valid[:, 0]])
     keep = select.choose(scores, counts).keep
     assert torch.equal(keep.sum(-1), counts)
-    assert not (keep & ~seen.valid[:, None]).any()
-    assert (keep | ~protected[:, None]).all()
+    assert not (keep & ~seen.valid).any()
+    assert (keep | ~protected).all()
 
 
 def written(made):
@@ -133,7 +138,7 @@ def test_scores_are_their_formulas(norm):
     np.testing.assert_allclose(ratio.second, group(distances), rtol=1e-8)
 
     worst = attention.reshape(2, 2, 2, -1).max(2)
-    floor = np.stack([worst[b][:, free[b]].mean(-1) for b in range(2)])[..., None]
+    floor = np.stack([worst[b][:, free[b, 0]].mean(-1) for b in range(2)])[..., None]
     norms = group(sizes)
     expected = np.maximum(worst, floor) * norms / norms.mean(-1, keepdims=True)
     np.testing.assert_allclose(Defensive(norm).scores(*given_scores).first, expected)
