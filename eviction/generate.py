@@ -22,6 +22,9 @@ from hooks.errors import UnsupportedAttention
 from hooks.forward import cache_keyword, forward
 from hooks.records import LayerRecord
 
+ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+"""Settings of `model.generate` under which it feeds a cached prompt again."""
+
 
 @dataclass(frozen=True)
 class Prefilled:
@@ -98,7 +101,7 @@ def prefill(
     return Prefilled(
         evicted,
         tuple(decided.values()),
-        tuple(masks[places[layer]] if layer in places else None for layer in range(max(places) + 1)),
+        tuple(masks[places[layer]] if layer in places else None for layer in range(max(max(places) + 1, len(masks)))),
         logits,
         full_bytes,
     )
@@ -153,12 +156,20 @@ def generate(
 
     Raises:
         BudgetError: the budget (a fraction is one of the prompt less one token) is outside its range.
-        ValueError: the prompt has fewer than 2 tokens, or `settings` bring a cache or a configuration of their own.
+        ValueError: the prompt has fewer than 2 tokens, or settings bring a cache or a configuration of their own, turn the cache off, or
+            ask for assisted decoding, which would feed the prompt again.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
     keyword = cache_keyword(model)
     if clash := sorted({"cache", "past_key_values", "generation_config"} & settings.keys()):
         raise ValueError(f"generate makes its own cache, and takes settings by name; leave out {' and '.join(clash)}")
+    for name in ASSISTED:
+        if settings.get(name, getattr(model.generation_config, name, None)) is not None:
+            raise ValueError(
+                f"{name}: assisted decoding feeds the whole prompt again, on top of the compressed one; leave it out"
+            )
+    if settings.get("use_cache") is False:
+        raise ValueError("use_cache=False leaves nothing to compress; leave it out")
     if prompt.shape[1] < 2:
         raise ValueError(f"a prompt of at least 2 tokens is needed, not {prompt.shape[1]}")
     mask = settings.pop("attention_mask", None)
@@ -175,4 +186,4 @@ def generate(
     if (sequences := max(count or 1 for count in asked)) > 1:  # generate repeats the prompts, and no cache that it is given
         evicted.reorder_cache(torch.arange(prompt.shape[0]).repeat_interleave(sequences))  # type: ignore[arg-type]
     with reading(model) if evicted.ragged else nullcontext():
-        return model.generate(prompt, **{"attention_mask": mask, **settings, keyword: evicted})  # type: ignore[operator]
+        return model.generate(prompt, **{"attention_mask": mask, **settings, "use_cache": True, keyword: evicted})  # type: ignore[operator]

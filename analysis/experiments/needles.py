@@ -65,11 +65,11 @@ def _needle(tokenizer: Any, hay: Text, depth: float, length: int, random_: rando
 
     city, answer = random_.choice(CITIES), " ".join(random_.sample(WORDS, 4))
     first = [token for token in ids("", special=True) if token == tokenizer.bos_token_id]
-    needle, question, said = (
-        ids(NEEDLE.format(city=city, answer=answer)),
-        ids(QUESTION.format(city=city)),
-        ids(f" {answer}"),
-    )
+    needle, asked = ids(NEEDLE.format(city=city, answer=answer)), QUESTION.format(city=city)
+    # tokenised in one piece, as the model would say it after the question
+    whole, alone = ids(f"{asked} {answer}"), ids(asked)
+    shared = next((i for i, (one, other) in enumerate(zip(whole, alone, strict=False)) if one != other), len(alone))
+    question, said = whole[:shared], whole[shared:]
     room = length - len(first) - len(needle) - len(question) - len(said)
     if room < 32:
         raise InputError(
@@ -77,9 +77,9 @@ def _needle(tokenizer: Any, hay: Text, depth: float, length: int, random_: rando
         )
     text = ids(hay.content)[:room]
     before = round(depth * len(text))
-    whole = first + text[:before] + needle + text[before:] + question
+    context = first + text[:before] + needle + text[before:] + question
     start = len(first) + before
-    return Needle(torch.tensor([whole]), torch.tensor(said), slice(start, start + len(needle)))
+    return Needle(torch.tensor([context]), torch.tensor(said), slice(start, start + len(needle)))
 
 
 @torch.no_grad()

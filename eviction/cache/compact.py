@@ -62,12 +62,12 @@ def compact(
     latent: Collection[int] = (),
     consume: bool = False,
 ) -> list[Any]:
-    """New layers in place of `layers`, with what `keep` keeps; they share nothing with the old ones.
+    """New layers in place of `layers`, with what `keep` keeps; they share nothing with the old ones, unless those are consumed.
 
     A mask is over everything seen, what a sliding window has dropped already among it. Layers whose attention sees the same mask go together:
     all full ones, all sliding ones. Where all of a kind is kept they stay as they are; where full ones keep the same number everywhere, stock
     kernels read them; else all of the kind are ragged. `padding` is False where a row has a pad. With `consume` the old layers
-    are taken apart one by one.
+    are taken apart one by one, and linear states handed over as they are.
 
     Raises:
         ValueError: there is not one mask for each layer that has entries, or one does not fit its layer or keeps nothing of a head.

@@ -53,7 +53,8 @@ class EvictedCache(Cache):
                 read another's). What a sliding window has dropped already is not looked at.
             padding: False where a row of the batch has a pad. Needed if there are any.
             latent: layers whose entries the model expands before attention (MLA in newer transformers: one cached head).
-            consume: free each layer of `cache` as soon as it was copied, so that one layer at most is held twice; `cache` is empty then.
+            consume: free each layer of `cache` as soon as it was copied, so that one layer at most is held twice; `cache` is empty then, and
+                must not be used (linear states are handed over).
 
         Raises:
             ValueError: a mask does not fit its layer, or keeps nothing of a head.
@@ -79,6 +80,19 @@ class EvictedCache(Cache):
         kinds = [kind_of(index, layer) for index, layer in enumerate(cache.layers)]
         if kinds and set(kinds) == {"none"}:
             raise UnsupportedAttention("no layer of the model keeps entries of attention: there is nothing to evict")
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        """Take tokens back in every layer, or in none where one refuses."""
+        parts = [part for layer in self.layers for part in {id(layer): layer, id(_entries(layer)): _entries(layer)}.values()]
+        before = [
+            {name: dict(value) if isinstance(value, dict) else value for name, value in vars(part).items()} for part in parts
+        ]
+        try:
+            super().crop(*args, **kwargs)
+        except BaseException:
+            for part, state in zip(parts, before, strict=True):
+                vars(part).update(state)
+            raise
 
     def save(self, path: str | Path) -> None:
         """Write the cache to one safetensors file: what it holds, bit for bit, and what its layers know."""

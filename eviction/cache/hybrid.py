@@ -50,8 +50,8 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):
             raise ValueError(
                 f"cannot take back {-tokens_to_remove} tokens: the layer's recurrent state has gone on and cannot go back"
             )
-        LinearAttentionLayer.crop(self, tokens_to_remove)
         self.entries.crop(tokens_to_remove)
+        LinearAttentionLayer.crop(self, tokens_to_remove)
 
     def reset(self) -> None:
         """Not possible, as for every compressed layer."""

@@ -20,6 +20,11 @@ def owner(cache: Cache, record: LayerRecord) -> tuple[int, bool]:
     for place, layer in enumerate(cache.layers):
         keys = getattr(layer, "keys", None)
         if keys is not None and keys.numel() and keys.untyped_storage().data_ptr() == address:
+            values: Any = layer.values  # type: ignore[union-attr]
+            if record.values.untyped_storage().data_ptr() != values.untyped_storage().data_ptr():
+                raise UnsupportedAttention(
+                    f"{record.name} reads cached keys as they are, but values that it mixes between heads; it cannot be evicted from"
+                )
             return place, False
     own: Any = cache.layers[record.layer] if record.layer < len(cache.layers) else None
     keys = getattr(own, "keys", None)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.cache_utils import (
@@ -49,7 +49,11 @@ def load_layers(path: str | Path, device: str | torch.device) -> list[Any]:
     Raises:
         ValueError: the file holds something else.
     """
-    with safe_open(path, framework="pt", device=str(device)) as file:  # type: ignore[no-untyped-call]
+    try:
+        opened = safe_open(path, framework="pt", device=str(device))  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no saved cache: {error}") from error
+    with opened as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
             raise ValueError(

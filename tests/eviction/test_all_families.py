@@ -12,7 +12,7 @@ from hooks import UnsupportedAttention, hiding
 from hooks.forward import forward
 from hooks.tiny import families, tiny_model
 
-POLICY = policy("adakv", window=4, kernel=3)
+POLICIES = [policy(name, window=4, kernel=3) for name in ("adakv", "snapkv")]  # ragged and uniform layers
 
 
 def built(family: str):
@@ -31,11 +31,12 @@ def built(family: str):
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", families())
-def test_decoding_equals_the_masked_full_cache_or_the_family_is_refused_by_name(family):
+@pytest.mark.parametrize("chosen", POLICIES, ids=["adakv", "snapkv"])
+def test_decoding_equals_the_masked_full_cache_or_the_family_is_refused_by_name(family, chosen):
     make, attention = built(family)
     model, other = make(), make()  # two: recurrent_gemma keeps its state on the model
     try:
-        prefilled = prefill(model, prompt(40), POLICY, 0.4)
+        prefilled = prefill(model, prompt(40), chosen, 0.4)
         full = DynamicCache(config=other.config)
         forward(other, prompt(40), full)
         for step in (prompt(1, seed=1), prompt(3, seed=2), prompt(9, seed=3), prompt(1, seed=4)):

@@ -227,6 +227,7 @@ REFUSED = [
 if LATEST:
     REFUSED += [
         ("inkling_text", "sdpa", "of a kind that is not known"),
+        ("diffllama", "sdpa", "values that it mixes between heads"),
         ("longcat_flash", "sdpa", "attends several times in a pass"),
     ]
 

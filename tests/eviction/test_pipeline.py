@@ -3,6 +3,7 @@
 import pytest
 import torch
 from models import prompt, tiny
+from safetensors.torch import save_file
 from transformers import cache_utils
 from transformers.cache_utils import DynamicCache
 
@@ -257,3 +258,55 @@ def test_beams_and_several_sequences_go_on_from_one_compressed_cache(family, cho
         )
     assert torch.equal(found, expected)
     assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens: assisted decoding"),
+        ({"use_cache": False}, "use_cache=False leaves nothing"),
+        ({"past_key_values": None}, "generate makes its own cache"),
+    ],
+)
+def test_settings_under_which_generate_would_feed_the_prompt_again_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        generate(tiny("llama"), prompt(40), POLICIES[0], 0.5, **settings)
+
+
+@torch.no_grad()
+def test_generate_uses_its_cache_whatever_the_models_configuration_says():
+    model, tokens = tiny("llama"), prompt(40)
+    expected = generate(model, tokens, POLICIES[0], 0.5, max_new_tokens=5, do_sample=False)
+    model.generation_config.use_cache = False
+    assert torch.equal(generate(model, tokens, POLICIES[0], 0.5, max_new_tokens=5, do_sample=False), expected)
+
+
+@pytest.mark.skipif(not hasattr(cache_utils, "DummyLayer"), reason="this transformers lets a state stay where it is")
+@torch.no_grad()
+def test_a_crop_that_one_layer_refuses_changes_none():
+    model = tiny_model("qwen3_next", layer_types=["full_attention", "linear_attention"] * 2)
+    cache = prefill(model, prompt(40), policy("adakv", window=4, kernel=3), 0.4).cache
+    with reading(model):
+        forward(model, prompt(3, seed=1), cache)
+    lengths = [layer.get_seq_length() for layer in cache.layers[::2]]
+    with pytest.raises(RuntimeError):
+        cache.crop(-1)
+    assert [layer.get_seq_length() for layer in cache.layers[::2]] == lengths == [43, 43]
+
+
+def test_files_that_hold_no_cache_are_refused(tmp_path):
+    path = tmp_path / "cache.safetensors"
+    for content in (b"", b"no safetensors at all", b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="no saved cache"):
+            EvictedCache.load(path)
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match="no saved cache of this version"):
+        EvictedCache.load(path)
+
+
+@torch.no_grad()
+def test_keep_has_one_mask_for_each_decoder_layer():
+    model = tiny_model("qwen3_next", layer_types=["full_attention", "linear_attention"] * 2)
+    keep = prefill(model, prompt(20), POLICIES[0], 0.5).keep
+    assert [mask is None for mask in keep] == [False, True, False, True]
