@@ -174,11 +174,7 @@ def generate(
         raise ValueError(f"a prompt of at least 2 tokens is needed, not {prompt.shape[1]}")
     mask = settings.pop("attention_mask", None)
     mask = torch.ones_like(prompt) if mask is None else mask
-    if mask.shape != prompt.shape or not bool(mask[:, -2].all()):
-        raise ValueError(
-            f"an attention mask {tuple(mask.shape)} does not fit tokens {tuple(prompt.shape)}, or leaves a row fewer than 2 tokens; "
-            "pad on the left"
-        )
+    _padding(prompt, mask)
     evicted = prefill(model, prompt[:, :-1], policy, budget, attention_mask=mask[:, :-1]).cache
     asked = [
         settings.get(name) or getattr(model.generation_config, name, None) for name in ("num_beams", "num_return_sequences")

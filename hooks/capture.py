@@ -4,7 +4,6 @@ Queries, keys and values come from the attention dispatch (`hooks.dispatch`), hi
 forward hooks. Nothing is recomputed, so nothing can differ from what the model did; everything is undone on exit.
 """
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
+from hooks.forward import given
 from hooks.gates import elementwise_gate
 from hooks.layers import Layer, decoder_layers, is_attention
 from hooks.masks import visible
@@ -122,10 +122,10 @@ class _Recorder:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the pass: which tokens are pads."""
-        bound = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
-        mask = bound.get("attention_mask", bound.get("kwargs", {}).get("attention_mask"))
+        called = given(model, args, kwargs)
+        mask = called.get("attention_mask")
         self.padding = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
-        tokens = bound.get("input_ids", bound.get("kwargs", {}).get("input_ids"))
+        tokens = called.get("input_ids")
         self.tokens = tuple(tokens.shape) if isinstance(tokens, Tensor) else None
 
     def enter(self, layer: Layer) -> Callable[..., None]:

@@ -14,6 +14,12 @@ def cache_keyword(model: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
+def given(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call of the model gives by name, whichever way it gives it."""
+    bound = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    return {**bound.get("kwargs", {}), **bound}
+
+
 def forward(
     model: nn.Module,
     tokens: Int[Tensor, "batch tokens"],

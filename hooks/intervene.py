@@ -1,9 +1,8 @@
 """Change what attention sees, without changing the cache: the masked reference that every compressed cache must equal."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from transformers.cache_utils import Cache
 
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
+from hooks.forward import given
 from hooks.layers import decoder_layers
-from hooks.masks import visible
+from hooks.masks import restricted, visible
 
 
 @contextmanager
@@ -58,14 +58,7 @@ def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch _ prompt"] | Non
         # a sliding window's cache has dropped the first ones
         chosen = torch.cat([chosen, later], dim=2)[:, :, seen - keys :]
         chosen = chosen.repeat_interleave(heads // chosen.shape[1], dim=1)[:, :, None]
-        mask = visible(call)  # a position bias is in it now, and must not be added twice
-        call = replace(call, options={name: value for name, value in call.options.items() if name != "position_bias"})
-        if mask.dtype == torch.bool and call.implementation != "eager":
-            return proceed(replace(call, mask=mask & chosen))
-        lowest = torch.finfo(call.query.dtype).min
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=call.query.dtype).masked_fill(~mask, lowest)
-        return proceed(replace(call, mask=mask.masked_fill(~chosen, lowest)))
+        return proceed(restricted(call, visible(call), chosen))
 
     try:
         handles += [layer.module.register_forward_pre_hook(place.enter(layer.index)) for layer in found]
@@ -85,10 +78,9 @@ class _Place:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the pass."""
-        bound = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
-        given = {**bound, **bound.get("kwargs", {})}
-        cache = next((given[name] for name in ("cache", "past_key_values") if isinstance(given.get(name), Cache)), None)
-        tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if isinstance(given.get(name), Tensor)), None)
+        called = given(model, args, kwargs)
+        cache = next((called[name] for name in ("cache", "past_key_values") if isinstance(called.get(name), Cache)), None)
+        tokens = next((called[name] for name in ("input_ids", "inputs_embeds") if isinstance(called.get(name), Tensor)), None)
         self.layer = None
         self.seen = None if cache is None or tokens is None else cache.get_seq_length() + tokens.shape[1]
 

@@ -1,5 +1,7 @@
 """What a query could see: the mask that an attention call applied, written out for its last queries, whatever its form."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
@@ -29,6 +31,20 @@ def visible(call: AttentionCall, queries: int | None = None) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.where(mask, bias, torch.finfo(bias.dtype).min)
     return mask + bias
+
+
+def restricted(call: AttentionCall, mask: Tensor, seen: Tensor) -> AttentionCall:
+    """The call with `mask`, as `visible` writes it out, less what is not `seen`, in the form that sdpa or eager attention takes.
+
+    A position bias is in the mask then, and is not given beside it.
+    """
+    options = {name: value for name, value in call.options.items() if name != "position_bias"}
+    if mask.dtype == torch.bool and call.implementation != "eager":
+        return replace(call, mask=mask & seen, options=options)
+    lowest = torch.finfo(call.query.dtype).min
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=call.query.dtype).masked_fill(~mask, lowest)
+    return replace(call, mask=mask.masked_fill(~seen, lowest), options=options)
 
 
 def _rows(call: AttentionCall, count: int, total: int, keys: int) -> Tensor:

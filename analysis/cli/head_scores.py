@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from analysis.cli.progress import progress_bar
 from analysis.errors import InputError
 from analysis.settings import DTYPES, REFERENCE, ValidationSettings
 
@@ -47,8 +47,7 @@ def head_scores(
 
     logging.disable_progress_bar()
     loaded = load_model(settings)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("needle contexts", total=contexts)
         found = measure_heads(
             loaded,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from analysis.cli.progress import progress_bar
 from analysis.errors import InputError
 from analysis.settings import DTYPES, POOLINGS, REFERENCE, ValidationSettings
 
@@ -76,9 +76,8 @@ def validate(
 
     logging.disable_progress_bar()
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
+        with progress_bar(console) as progress:
             task = progress.add_task("starting", total=None)
 
             def report(done: int, total: int, step: str) -> None:

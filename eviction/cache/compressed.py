@@ -41,10 +41,3 @@ class CompressedLayer(DynamicLayer):
             RuntimeError: always.
         """
         raise RuntimeError("an evicted cache cannot be reset to empty; make a new DynamicCache and prefill again")
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """Every tensor that the layer holds for its entries."""
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys, self.values, self.slots

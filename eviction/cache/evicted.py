@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from eviction.cache.compact import compact, kind_of
-from eviction.cache.compressed import CompressedLayer
 from eviction.cache.hybrid import HybridLayer
 from eviction.cache.ragged import RaggedLayer
 from eviction.cache.saving import load_layers, save_layers
@@ -135,10 +134,7 @@ def _entries(layer: Any) -> Any:
 
 
 def _tensors(layer: Any) -> Iterator[Tensor]:
-    entries = _entries(layer)
-    if isinstance(entries, CompressedLayer):
-        yield from entries.parts
-    for name, value in vars(layer).items():
+    for name, value in (*vars(layer).items(), *vars(_entries(layer)).items()):
         for part in value.values() if isinstance(value, dict) else (value,):
             if isinstance(part, Tensor) and not name.startswith("_"):
                 yield part

@@ -55,11 +55,6 @@ class RaggedLayer(CompressedLayer):
                 end += count
             self.spans.append(spans)
 
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """Every tensor that the layer holds for its entries."""
-        return *super().parts, self.kept_keys, self.kept_values
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append to the tail; attention gets states that know this layer."""
         assert self.keys is not None
@@ -69,14 +64,12 @@ class RaggedLayer(CompressedLayer):
         self.keys = torch.cat([self.keys, key_states], dim=-2)
         self.values = torch.cat([self.values, value_states], dim=-2)
         if self.latent:
-            keys, values, _ = self.dense()
+            keys, values = self.dense()
             return LatentStates.of(keys, self), LatentStates.of(values, self)
         return RaggedStates.of(self.keys, self), RaggedStates.of(self.values, self)
 
-    def dense(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values of all heads side by side [batch, kv_heads, longest, ·], and the slots [batch, kv_heads, longest] (−1: nothing
-        there); kept entries first, from the left, then what was written since.
-        """
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all heads side by side [batch, kv_heads, longest, ·]: kept entries, then gaps, then what was written since."""
         assert self.keys is not None
         assert self.values is not None
         there, dense = self._there(), []
@@ -84,10 +77,10 @@ class RaggedLayer(CompressedLayer):
             part = kept.new_zeros(*there.shape, kept.shape[-1])
             part[there] = kept
             dense.append(torch.cat([part, since], 2))
-        return dense[0], dense[1], self.dense_slots()
+        return dense[0], dense[1]
 
     def dense_slots(self) -> Tensor:
-        """The third of `dense`."""
+        """The slots of what `dense` holds [batch, kv_heads, longest]; −1 in a gap."""
         assert self.keys is not None
         there = self._there()
         tail = torch.arange(self.start, self.get_seq_length(), device=self.slots.device, dtype=self.slots.dtype)

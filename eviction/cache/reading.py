@@ -11,7 +11,7 @@ from eviction.cache.ragged import RaggedLayer
 from eviction.cache.states import LatentStates, RaggedStates
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
-from hooks.masks import visible
+from hooks.masks import restricted, visible
 
 
 @contextmanager
@@ -93,17 +93,8 @@ def latent(call: AttentionCall, layer: RaggedLayer) -> AttentionCall:
     slots = slots.repeat_interleave(heads // slots.shape[1], 1)[:, :, None].expand(-1, -1, queries, -1)
     there = slots >= 0
     mask = covering(call, layer)
-    if mask is None:
-        chosen = there
-    else:
-        chosen = mask.expand(*slots.shape[:3], -1).gather(-1, slots.clamp(min=0).long())
-        chosen = chosen & there if chosen.dtype == torch.bool else masked(chosen, there)
-    if call.implementation == "eager" and chosen.dtype == torch.bool:
-        chosen = masked(torch.zeros(chosen.shape, dtype=call.query.dtype, device=chosen.device), chosen)
-    options = {
-        name: value for name, value in call.options.items() if name != "position_bias"
-    }  # in the mask now, if there was one
-    return replace(call, key=plain(call.key), value=plain(call.value), mask=chosen, options=options)
+    chosen = there if mask is None else mask.expand(*slots.shape[:3], -1).gather(-1, slots.clamp(min=0).long())
+    return restricted(replace(call, key=plain(call.key), value=plain(call.value)), chosen, there)
 
 
 def plain(states: Tensor) -> Tensor:

@@ -8,13 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionLayer,
-)
+from transformers.cache_utils import CacheLayerMixin
 
 from eviction.cache.compact import KINDS
 from eviction.cache.hybrid import HybridLayer
@@ -22,14 +16,7 @@ from eviction.cache.ragged import RaggedLayer
 from eviction.cache.uniform import EvictedLayer
 
 FORMAT = "criticalkv cache 1"
-CLASSES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        *KINDS,
-        *(DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer),
-        *(EvictedLayer, RaggedLayer, HybridLayer),
-    )
-}
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*KINDS, EvictedLayer, RaggedLayer, HybridLayer)}
 
 
 def save_layers(layers: list[Any], path: str | Path) -> None:

@@ -25,20 +25,24 @@ EXPANDING = frozenset(
 """What a model does to latent states to make keys and values of them: projections of each entry by itself, and no attention."""
 
 
-class RaggedStates(Tensor):
-    """The entries written since the eviction, and the `layer` that has the rest.
-
-    It answers for its shape and dtype; every computation with it is refused, since it would leave the kept entries out.
-    """
+class LayerStates(Tensor):
+    """States that know the `layer` that they are a part of."""
 
     layer: "RaggedLayer"
 
     @classmethod
-    def of(cls, states: Tensor, layer: "RaggedLayer") -> "RaggedStates":
-        """`states`, known to be a part of `layer`."""
+    def of(cls, states: Tensor, layer: "RaggedLayer") -> Any:
+        """`states`, known to be those of `layer`."""
         made = states.as_subclass(cls)
         made.layer = layer
         return made
+
+
+class RaggedStates(LayerStates):
+    """The entries written since the eviction, and the `layer` that has the rest.
+
+    It answers for its shape and dtype; every computation with it is refused, since it would leave the kept entries out.
+    """
 
     @classmethod
     def __torch_function__(
@@ -62,20 +66,11 @@ class RaggedStates(Tensor):
         raise UnsupportedAttention(OUTSIDE)
 
 
-class LatentStates(Tensor):
+class LatentStates(LayerStates):
     """Entries of a `layer` side by side, gaps among them, for a model that makes keys and values of them before attention.
 
     What is made of them knows the layer too, so that attention inside `reading` hides the gaps; attention elsewhere is refused.
     """
-
-    layer: "RaggedLayer"
-
-    @classmethod
-    def of(cls, states: Tensor, layer: "RaggedLayer") -> "LatentStates":
-        """`states`, known to be those of `layer`."""
-        made = states.as_subclass(cls)
-        made.layer = layer
-        return made
 
     @property
     def plain(self) -> Tensor:
