@@ -66,9 +66,11 @@ def prefill(
 
     Raises:
         BudgetError: the budget is outside its range.
-        ValueError: the mask does not fit, or pads on the right.
+        ValueError: there is no token, or the mask does not fit or pads on the right.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
+    if not prompt.numel():
+        raise ValueError(f"a prompt of at least one token is needed, not tokens {tuple(prompt.shape)}")
     padding = _padding(prompt, attention_mask)
     uniform_entries(budget, torch.tensor([prompt.shape[1]]))  # refused before the work, not after
     _require_places(model)

@@ -70,6 +70,8 @@ def uniform_entries(budget: int | float, lengths: Int[Tensor, " batch"]) -> Int[
     Raises:
         BudgetError: the budget is outside its range.
     """
+    if isinstance(budget, bool):
+        raise BudgetError(f"a budget is a number of entries or a fraction, not {budget}")
     if isinstance(budget, float):
         if not 0 < budget <= 1:
             raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")

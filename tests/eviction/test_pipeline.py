@@ -121,10 +121,15 @@ def test_a_prompt_of_one_token_and_masks_that_do_not_fit_are_refused():
         plain(tiny("llama"), prompt(20, batch=2), POLICIES[0], 0.5, attention_mask=right[:, 1:])
 
 
+def test_a_prompt_without_tokens_is_refused():
+    with pytest.raises(ValueError, match=r"at least one token is needed, not tokens \(1, 0\)"):
+        prefill(tiny("llama"), prompt(0), POLICIES[0], 0.5)
+
+
 def test_what_is_no_budget_is_refused_before_the_prefill(monkeypatch):
     model = tiny("llama")
     monkeypatch.setattr(model, "forward", lambda *a, **k: pytest.fail("the model ran"))
-    for budget in (0, -1, 0.0, 1.5):
+    for budget in (0, -1, 0.0, 1.5, float("nan"), True):
         with pytest.raises(BudgetError, match="budget"):
             prefill(model, prompt(40), POLICIES[0], budget)
 
