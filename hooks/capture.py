@@ -35,6 +35,7 @@ def capture(
     layers: Collection[int] | None = None,
     visitor: Visitor | None = None,
     offload: bool = False,
+    due: Callable[[], bool] | None = None,
 ) -> Iterator[Capture]:
     """Record every attention call of `model` inside the `with` block.
 
@@ -50,6 +51,7 @@ def capture(
         layers: the decoder layers to record, by their place in the model's list; None records all.
         visitor: called with each layer's record when the layer is done, instead of keeping it.
         offload: move each record to the CPU as it is made, so that the device holds one layer's at a time.
+        due: asked before each decoder layer whether it is to be recorded; None records every pass.
 
     Guarantees: logits are bit for bit those of the pass without capture; everything stays on the model's device (unless `offload`); no
     hook and no override is left on exit, nor after an exception inside the block. Captures nest, and each records everything.
@@ -64,7 +66,7 @@ def capture(
     known = {layer.index for layer in found}
     if layers is not None and (unknown := sorted(set(layers) - known)):
         raise ValueError(f"layers {unknown} do not exist or have no attention: those that have are {sorted(known)}")
-    recorder = _Recorder(model, window, visitor, offload, tuple(beside))
+    recorder = _Recorder(model, window, visitor, offload, tuple(beside), due)
     handles: list[RemovableHandle] = []
     try:
         handles.append(model.register_forward_pre_hook(recorder.begin, with_kwargs=True))
@@ -105,13 +107,20 @@ class _Recorder:
     """The state of one `capture` block."""
 
     def __init__(
-        self, model: nn.Module, window: int | None, visitor: Visitor | None, offload: bool, skipped: tuple[str, ...]
+        self,
+        model: nn.Module,
+        window: int | None,
+        visitor: Visitor | None,
+        offload: bool,
+        skipped: tuple[str, ...],
+        due: Callable[[], bool] | None,
     ) -> None:
         self.model = model
         self.names = {id(module): name for name, module in model.named_modules()}
         self.wanted = window
         self.visitor = visitor
         self.offload = offload
+        self.due = due
         self.captured = Capture(skipped=skipped)
         self.calls: Counter[str] = Counter()
         self.padding: Tensor | None = None
@@ -133,6 +142,8 @@ class _Recorder:
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.forget()
+            if self.due is not None and not self.due():
+                return
             self.frame = _Frame(layer, self._hidden(args[0] if args else kwargs["hidden_states"]))
 
         return before

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from eviction.cache.compact import compact, kind_of
-from eviction.cache.hybrid import HybridLayer
+from eviction.cache.hybrid import entries_of
 from eviction.cache.ragged import RaggedLayer
+from eviction.cache.recent import Recent
 from eviction.cache.saving import load_layers, save_layers
 from hooks.errors import UnsupportedAttention
 
@@ -29,7 +30,7 @@ class EvictedCache(Cache):
     @property
     def ragged(self) -> bool:
         """Whether it must be read inside `with eviction.reading(model):`."""
-        return any(isinstance(_entries(layer), RaggedLayer) for layer in self.layers)
+        return any(isinstance(entries_of(layer), RaggedLayer) for layer in self.layers)
 
     @classmethod
     def compacted(
@@ -47,9 +48,9 @@ class EvictedCache(Cache):
         the full cache with the other entries masked, up to the rounding of sums of another length; where everything is kept, bit for bit.
 
         Args:
-            cache: a `DynamicCache` of full, sliding-window or linear attention, or a mixture.
+            cache: a `DynamicCache` of full, sliding-window or linear attention, or a mixture, compressed before or not.
             keep: for each layer of the cache which of the tokens seen stay; None for a layer without entries (linear attention, or layers that
-                read another's). What a sliding window has dropped already is not looked at.
+                read another's). What a sliding window or an eviction before has dropped already is not looked at.
             padding: False where a row of the batch has a pad. Needed if there are any.
             latent: layers whose entries the model expands before attention (MLA in newer transformers: one cached head).
             consume: free each layer of `cache` as soon as it was copied, so that one layer at most is held twice; `cache` is empty then, and
@@ -82,7 +83,9 @@ class EvictedCache(Cache):
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Take tokens back in every layer, or in none where one refuses."""
-        parts = [part for layer in self.layers for part in {id(layer): layer, id(_entries(layer)): _entries(layer)}.values()]
+        parts = [
+            part for layer in self.layers for part in {id(layer): layer, id(entries_of(layer)): entries_of(layer)}.values()
+        ]
         before = [
             {name: dict(value) if isinstance(value, dict) else value for name, value in vars(part).items()} for part in parts
         ]
@@ -109,7 +112,7 @@ class EvictedCache(Cache):
     @property
     def entries(self) -> float:
         """Entries held by each KV head of each layer now; where they differ, their mean."""
-        held = [count for layer in self.layers for count in _counts(_entries(layer))]
+        held = [count for layer in self.layers for count in _counts(entries_of(layer))]
         mean = sum(held) / len(held)
         return int(mean) if mean == int(mean) else mean
 
@@ -129,15 +132,13 @@ def cache_bytes(cache: Cache) -> int:
     return sum(storages.values())
 
 
-def _entries(layer: Any) -> Any:
-    return layer.entries if isinstance(layer, HybridLayer) else layer
-
-
 def _tensors(layer: Any) -> Iterator[Tensor]:
-    for name, value in (*vars(layer).items(), *vars(_entries(layer)).items()):
+    for name, value in (*vars(layer).items(), *vars(entries_of(layer)).items()):
         for part in value.values() if isinstance(value, dict) else (value,):
             if isinstance(part, Tensor) and not name.startswith("_"):
                 yield part
+            elif isinstance(part, Recent):
+                yield from part.tensors
 
 
 def _counts(layer: Any) -> list[int]:

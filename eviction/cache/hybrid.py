@@ -15,7 +15,8 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):
 
     def __init__(self, state: LinearAttentionAndFullAttentionLayer, entries: EvictedLayer | RaggedLayer) -> None:
         """Take over the linear state of `state`, its tensors as they are."""
-        vars(self).update({name: value for name, value in vars(state).items() if name not in ("keys", "values")})
+        left = ("keys", "values", "entries", "recent", "looked")
+        vars(self).update({name: value for name, value in vars(state).items() if name not in left})
         self.entries = entries
 
     @property
@@ -79,3 +80,8 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):
                 states.update({index: change(state) for index, state in states.items() if state is not None})
             elif states is not None:
                 setattr(self, name, change(states))
+
+
+def entries_of(layer: Any) -> Any:
+    """The part of a cache layer that holds entries: the layer itself, but for one that has a linear state beside compressed ones."""
+    return layer.entries if isinstance(layer, HybridLayer) else layer

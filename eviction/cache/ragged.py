@@ -7,20 +7,22 @@ Attention that reads the layer runs inside `with eviction.reading(model)`; anyth
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from eviction.cache.compressed import CompressedLayer
+from eviction.cache.recent import Remembering
 from eviction.cache.states import LatentStates, RaggedStates
 
 
-class RaggedLayer(CompressedLayer):
+class RaggedLayer(Remembering, CompressedLayer):
     """One layer: kept entries of each row and KV head one after the other, and a dense tail of what was written since.
 
     `kept_keys` [entries, head_dim], `kept_values` and `slots` hold head k of row b at `spans[b][k]`. It says that it is as long as what was
     seen, and asks for a mask over all of that, of which each head takes the columns of its slots. With a `window` (a sliding layer) entries
     that no query to come can see are dropped as it slides. `latent`: the model makes keys and values of what is cached before attention (MLA,
-    one cached head for all).
+    one cached head for all). `carried` [entries, readers · group], where a policy adds up, is what earlier queries gave each kept entry.
     """
 
     def __init__(
@@ -29,12 +31,15 @@ class RaggedLayer(CompressedLayer):
         values: Float[Tensor, "batch kv_heads held value_dim"],
         keep: Bool[Tensor, "batch kv_heads held"],
         *,
-        first: int = 0,
+        slots: Int[Tensor, "batch _ held"] | None = None,
+        seen: int | None = None,
         window: int | None = None,
         latent: bool = False,
+        carried: Float[Tensor, "batch kv_heads held each"] | None = None,
     ) -> None:
+        """Keep what `keep` keeps of entries that stand at `slots` (by default 0, 1, …) of the `seen` tokens."""
         super().__init__()
-        self.seen = first + keys.shape[2]
+        self.seen = keys.shape[2] if seen is None else seen
         self.start = self.seen
         self.window, self.latent, self.record_past = window, latent, False
         self.is_sliding = window is not None
@@ -42,7 +47,9 @@ class RaggedLayer(CompressedLayer):
         self.keys, self.values = (part.new_empty(*part.shape[:2], 0, part.shape[3]) for part in (keys, values))
         # boolean indexing walks rows, heads and entries in order: kept entries stay ascending
         self.kept_keys, self.kept_values = keys[keep], values[keep]
-        self.slots = (torch.arange(first, self.seen, device=keys.device, dtype=torch.int32).expand(keep.shape))[keep]
+        places = torch.arange(keys.shape[2], device=keys.device) if slots is None else slots
+        self.slots = places.to(torch.int32).expand(keep.shape)[keep]
+        self.carried = None if carried is None else carried[keep]
         self.count(keep.sum(-1).tolist())
 
     def count(self, counts: list[list[int]]) -> None:
@@ -88,6 +95,16 @@ class RaggedLayer(CompressedLayer):
         slots[there] = self.slots
         return torch.cat([slots, tail.expand(*there.shape[:2], -1)], 2)
 
+    def dense_carried(self) -> Tensor | None:
+        """What `dense` entries were given before [batch, kv_heads, longest, each]; 0 in a gap and for what was written since."""
+        if self.carried is None:
+            return None
+        assert self.keys is not None
+        there = self._there()
+        part = self.carried.new_zeros(*there.shape, self.carried.shape[-1])
+        part[there] = self.carried
+        return functional.pad(part, (0, 0, 0, self.keys.shape[2]))
+
     def _there(self) -> Tensor:
         """Which places of the kept entries side by side are filled."""
         counts = torch.tensor(self.counts, device=self.slots.device)[..., None]
@@ -107,7 +124,7 @@ class RaggedLayer(CompressedLayer):
             self._checked = oldest
             left = self.slots >= oldest
             counts = [[int(left[span].sum()) for span in row] for row in self.spans]
-            self.kept_keys, self.kept_values, self.slots = self.kept_keys[left], self.kept_values[left], self.slots[left]
+            self._take(left)
             self.count(counts)
 
     _checked: int = 0
@@ -148,9 +165,16 @@ class RaggedLayer(CompressedLayer):
         index = torch.cat(where).to(self.slots.device)
         assert self.keys is not None
         assert self.values is not None
-        self.kept_keys, self.kept_values, self.slots = self.kept_keys[index], self.kept_values[index], self.slots[index]
+        self._take(index)
         self.keys, self.values = (part[beam_idx.to(part.device)] for part in (self.keys, self.values))
         self.count([self.counts[row] for row in rows])
+        self.recall_rows(lambda part: part.index_select(0, beam_idx.to(part.device)))
+
+    def _take(self, index: Tensor) -> None:
+        """Of the kept entries those at `index`."""
+        self.kept_keys, self.kept_values, self.slots = self.kept_keys[index], self.kept_values[index], self.slots[index]
+        if self.carried is not None:
+            self.carried = self.carried[index]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times."""

@@ -1,6 +1,7 @@
 """A compressed cache in a file: tensors in safetensors, what else a layer knows as JSON beside them. Nothing is unpickled."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.cache_utils import CacheLayerMixin
 from eviction.cache.compact import KINDS
 from eviction.cache.hybrid import HybridLayer
 from eviction.cache.ragged import RaggedLayer
+from eviction.cache.recent import Recent
 from eviction.cache.uniform import EvictedLayer
 
 FORMAT = "criticalkv cache 1"
@@ -54,12 +56,12 @@ def _described(layer: Any, prefix: str, tensors: dict[str, Tensor]) -> dict[str,
     name = type(layer).__name__
     if CLASSES.get(name) is not type(layer):
         raise ValueError(f"layer {prefix[:-1]} is a {name}, which a compressed cache does not hold")
-    fields = {}
-    for key, value in vars(layer).items():
-        if key == "spans":  # follow from the counts
-            continue
-        fields[key] = _packed(value, f"{prefix}{key}", tensors)
-    return {"class": name, "fields": fields}
+    known = {
+        key: _packed(value, f"{prefix}{key}", tensors)
+        for key, value in vars(layer).items()
+        if key != "spans"  # they follow from the counts
+    }
+    return {"class": name, "fields": known}
 
 
 def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -74,6 +76,10 @@ def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"device": None}
     if isinstance(value, CacheLayerMixin):
         return {"layer": _described(value, f"{name}.", tensors)}
+    if isinstance(value, Recent):
+        return {
+            "recent": {part.name: _packed(getattr(value, part.name), f"{name}.{part.name}", tensors) for part in fields(value)}
+        }
     return {"value": value}
 
 
@@ -97,4 +103,6 @@ def _unpacked(packed: dict[str, Any], name: str, tensors: dict[str, Tensor], dev
         return getattr(torch, value)
     if kind == "device":
         return device
+    if kind == "recent":
+        return Recent(**{part: _unpacked(inner, f"{name}.{part}", tensors, device) for part, inner in value.items()})
     return _made(value, f"{name}.", tensors, device) if kind == "layer" else value
