@@ -2,8 +2,10 @@
 
 from eviction.cache import EvictedCache, cache_bytes, reading
 from eviction.errors import BudgetError
+from eviction.evicting import Eviction, evicting
 from eviction.generate import Prefilled, generate, prefill
 from eviction.head_scores import HeadScores
+from eviction.moments import Moments
 from eviction.observation import Observation
 from eviction.policy import Policy, snapkv, snapkv_two_stage
 from eviction.registry import describe, names, policy, register, unregister
@@ -13,12 +15,15 @@ __all__ = [
     "BudgetError",
     "Decision",
     "EvictedCache",
+    "Eviction",
     "HeadScores",
+    "Moments",
     "Observation",
     "Policy",
     "Prefilled",
     "cache_bytes",
     "describe",
+    "evicting",
     "generate",
     "names",
     "policy",

@@ -1,8 +1,9 @@
 """The pipeline end to end: prefill, evict, go on decoding on what is left."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,17 +11,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from eviction.allocate import uniform_entries
-from eviction.cache import EvictedCache, cache_bytes, reading
-from eviction.cache.owner import owner
-from eviction.observation import Observation
-from eviction.policy import Policy, Scored, merged
+from eviction.cache import EvictedCache, reading
+from eviction.cache.evicted import full_bytes
+from eviction.checks import one_of, whole
+from eviction.evicting import driving, evicting
+from eviction.moments import Moments
+from eviction.places import left_padding
+from eviction.policy import Policy
 from eviction.select import Decision
-from hooks.capture import capture
-from hooks.dispatch import implementations
-from hooks.errors import UnsupportedAttention
 from hooks.forward import cache_keyword, forward
-from hooks.records import LayerRecord
 
 ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 """Settings of `model.generate` under which it feeds a cached prompt again."""
@@ -30,9 +29,9 @@ ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit
 class Prefilled:
     """A prompt after prefill and eviction: the cache to go on with, and what was decided.
 
-    `decisions` are those of the layers that hold entries, in order. `keep` has one mask for each decoder layer, as `hooks.hiding` takes
-    them: that of the layer whose entries it reads, or None where it has no attention. `logits` are those after the prompt's last token,
-    before anything was evicted.
+    `decisions` are those of the layers that hold entries, in order, over all of the prompt. `keep` has one mask for each decoder layer, as
+    `hooks.hiding` takes them: that of the layer whose entries it reads, or None where it has no attention. `logits` are those after the
+    prompt's last token, before anything was evicted after it. `full_bytes` are those of a cache that holds all of the prompt.
     """
 
     cache: EvictedCache
@@ -50,6 +49,10 @@ def prefill(
     budget: int | float,
     *,
     attention_mask: Int[Tensor, "batch prompt"] | Bool[Tensor, "batch prompt"] | None = None,
+    chunk_size: int | None = None,
+    choose: Literal["each chunk", "at the end"] = "each chunk",
+    carry: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Prefilled:
     """Run the prompt once, let `policy` choose in each layer as it passes, and keep only what it chose.
 
@@ -63,98 +66,57 @@ def prefill(
         policy: what is kept.
         budget: entries per KV head, or a fraction of those that a row has in that layer (pads apart, within a sliding window).
         attention_mask: 0 where a token is a pad. Go on with a mask that covers the prompt's tokens too.
+        chunk_size: tokens that are run at a time; None runs all at once.
+        choose: "each chunk" evicts after every chunk, so that no more than the budget and a chunk is ever held, and later chunks see what is
+            left; "at the end" evicts once, which chooses what a prefill in one piece does.
+        carry: let the cache hold on to its last queries, for an `evicting` block that it goes on in.
+        progress: called with the tokens that were run so far.
 
     Raises:
         BudgetError: the budget is outside its range.
-        ValueError: there is no token, or the mask does not fit or pads on the right.
+        ValueError: there is no token, the mask does not fit or pads on the right, or the chunks have no size.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
     if not prompt.numel():
         raise ValueError(f"a prompt of at least one token is needed, not tokens {tuple(prompt.shape)}")
-    padding = _padding(prompt, attention_mask)
-    uniform_entries(budget, torch.tensor([prompt.shape[1]]))  # refused before the work, not after
-    _require_places(model)
-    cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
-    EvictedCache.require_support(cache)
-    scored: dict[int, list[Scored]] = {}
-    places: dict[int, int] = {}  # decoder layer -> cache layer
-    latent: set[int] = set()
-
-    def look(record: LayerRecord) -> None:
-        place, expanded = owner(cache, record)
-        layer: Any = cache.layers[place]
-        if expanded:
-            latent.add(place)
-        if places.setdefault(record.layer, place) != place or (place in scored and (expanded or place in latent)):
-            raise UnsupportedAttention(
-                f"decoder layer {record.layer} attends several times in a pass, to entries of its own each time; looped layers cannot be "
-                "evicted from"
-            )
-        seen = Observation(record, cached_heads=layer.keys.shape[1], held=layer.keys.shape[2])
-        scored.setdefault(place, []).append(policy.score(seen, budget))
-
-    with capture(model, window=policy.window, visitor=look):
-        logits = forward(model, prompt, cache, last_logits=1, attention_mask=None if padding is None else attention_mask)
-    owners = sorted(scored)
-    decided = dict(zip(owners, policy.decide_all([merged(scored[place]) for place in owners]), strict=True))
-    full_bytes = cache_bytes(cache)
-    masks = [decided[place].keep if place in decided else None for place in range(len(cache.layers))]
-    evicted = EvictedCache.compacted(cache, masks, padding=padding, latent=latent, consume=True)
-    return Prefilled(
-        evicted,
-        tuple(decided.values()),
-        tuple(masks[places[layer]] if layer in places else None for layer in range(max(max(places) + 1, len(masks)))),
-        logits,
-        full_bytes,
-    )
-
-
-def _require_places(model: nn.Module) -> None:
-    """Refuse attention whose result depends on where entries lie in memory.
-
-    Raises:
-        UnsupportedAttention: ALiBi or a paged kernel.
-    """
-    config: Any = model.config
-    parts = [config, getattr(config, "attn_config", None)]
-    if config.model_type == "bloom" or any(getattr(part, "alibi", False) for part in parts):
-        raise UnsupportedAttention(
-            f"{type(model).__name__} uses ALiBi, whose bias is by the distance of entries in the cache; eviction would change it"
-        )
-    if getattr(config, "index_topk", None):
-        raise UnsupportedAttention(
-            f"{type(model).__name__} uses sparse-index attention, which chooses entries by an index of its own; eviction would leave "
-            "it pointing at others"
-        )
-    if paged := sorted(name for name in implementations(model) if name.startswith("paged")):
-        raise UnsupportedAttention(
-            f"attention '{paged[0]}' keeps entries in pages that heads share; load the model with attn_implementation='sdpa'"
-        )
-
-
-def _padding(prompt: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """True where there is a token; None where that is everywhere."""
-    if attention_mask is None:
-        return None
-    padding = attention_mask.bool()
-    if padding.shape != prompt.shape:
-        raise ValueError(f"an attention mask {tuple(padding.shape)} does not fit tokens {tuple(prompt.shape)}")
-    if not bool((padding == padding.cummax(-1).values).all()) or not bool(padding[:, -1].all()):
-        raise ValueError(
-            "prompts of different lengths are padded on the left: the attention mask has a 0 after a 1, or a row without tokens"
-        )
-    return None if bool(padding.all()) else padding
+    one_of("choose", choose, "each chunk", "at the end")
+    left_padding((prompt.shape[0], prompt.shape[1]), attention_mask)
+    length = prompt.shape[1]
+    if chunk_size is not None:
+        whole("chunk_size", chunk_size, 1)
+    cache, last, logits = DynamicCache(config=model.config), [], None  # type: ignore[arg-type, var-annotated]
+    with driving(model, policy, budget, Moments(), last.append) as evictor:
+        for start in range(0, length, chunk_size or length):
+            end = min(start + (chunk_size or length), length)
+            evictor.choose = choose == "each chunk" or end == length
+            mask = None if attention_mask is None else attention_mask[:, :end]
+            logits = forward(model, prompt[:, start:end], cache, last_logits=1, attention_mask=mask)
+            last = last[-1:]
+            evictor.watch = last.append
+            if progress is not None:
+                progress(end)
+    assert logits is not None
+    evicted = EvictedCache(cache.layers)
+    if not carry:
+        evicted.forget()
+    return Prefilled(evicted, last[-1].decisions, last[-1].keep, logits, full_bytes(evicted))
 
 
 @torch.no_grad()
 def generate(
-    model: PreTrainedModel, prompt: Int[Tensor, "batch prompt"], policy: Policy, budget: int | float, **settings: Any
+    model: PreTrainedModel,
+    prompt: Int[Tensor, "batch prompt"],
+    policy: Policy,
+    budget: int | float,
+    when: Moments | None = None,
+    **settings: Any,
 ) -> Int[Tensor, "sequences tokens"]:
     """`model.generate` on a compressed cache: the prompts and what follows them.
 
     All of the prompt but its last token is prefilled and evicted; the last token then opens decoding on what is left, since
-    `generate` needs one token that is not cached yet. `settings` go to `model.generate` as they are: sampling, beams, an
-    `attention_mask` over prompts that are padded on the left.
+    `generate` needs one token that is not cached yet. `settings` go to `model.generate` as they are: sampling, beams, a streamer, an
+    `attention_mask` over prompts that are padded on the left. With a `prefill_chunk_size` the policy chooses after each chunk; `when` says
+    when it chooses besides (`evicting`).
 
     Raises:
         BudgetError: the budget (a fraction is one of the prompt less one token) is outside its range.
@@ -174,14 +136,28 @@ def generate(
         raise ValueError("use_cache=False leaves nothing to compress; leave it out")
     if prompt.shape[1] < 2:
         raise ValueError(f"a prompt of at least 2 tokens is needed, not {prompt.shape[1]}")
+    when = when or Moments()
     mask = settings.pop("attention_mask", None)
     mask = torch.ones_like(prompt) if mask is None else mask
-    _padding(prompt, mask)
-    evicted = prefill(model, prompt[:, :-1], policy, budget, attention_mask=mask[:, :-1]).cache
-    asked = [
-        settings.get(name) or getattr(model.generation_config, name, None) for name in ("num_beams", "num_return_sequences")
-    ]
-    if (sequences := max(count or 1 for count in asked)) > 1:  # generate repeats the prompts, and no cache that it is given
+    left_padding((prompt.shape[0], prompt.shape[1]), mask)
+    settings = {"attention_mask": mask, **settings, "use_cache": True}
+    if not when.prefill:
+        with evicting(model, policy, budget, when):
+            return model.generate(prompt, **settings)  # type: ignore[operator]
+
+    def asked(name: str) -> Any:
+        return settings.get(name) or getattr(model.generation_config, name, None)
+
+    chunk_size = asked("prefill_chunk_size")
+    evicted = prefill(
+        model, prompt[:, :-1], policy, budget, attention_mask=mask[:, :-1], chunk_size=chunk_size, carry=when.every is not None
+    ).cache
+    sequences = max(asked(name) or 1 for name in ("num_beams", "num_return_sequences"))
+    if sequences > 1:  # generate repeats the prompts, and no cache that it is given
         evicted.reorder_cache(torch.arange(prompt.shape[0]).repeat_interleave(sequences))  # type: ignore[arg-type]
-    with reading(model) if evicted.ragged else nullcontext():
-        return model.generate(prompt, **{"attention_mask": mask, **settings, "use_cache": True, keyword: evicted})  # type: ignore[operator]
+    if when.every is not None:
+        block: Any = evicting(model, policy, budget, replace(when, prefill=False))
+    else:
+        block = reading(model) if evicted.ragged else nullcontext()
+    with block:
+        return model.generate(prompt, **{**settings, keyword: evicted, "prefill_chunk_size": None})  # type: ignore[operator]

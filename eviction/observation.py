@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bounds.distances import projected_distances
@@ -19,9 +19,19 @@ from perturbation.weights import attention_weights
 class Observation:
     """A layer's record with its attention weights, norms and outputs at hand; several policies may look at one.
 
-    `known_norms` are ‖V W_O‖_p by p, [batch, heads, 1, keys], where they were computed before. `cached_heads` are the heads that the
-    cache holds, where they are not the record's KV heads: 1 for latent attention, whose one latent all heads are expanded from. `held` is
-    how many of the last entries the cache still holds, where a sliding window has dropped those before.
+    Of a cache that lost entries before, the record's keys are those that it still holds; the rest of these fields says what the record
+    cannot. Nothing given, the record is that of a whole prefill.
+
+    Attributes:
+        record: what attention used.
+        known_norms: ‖V W_O‖_p by p, [batch, heads, 1, keys], where they were computed before.
+        cached_heads: heads that the cache holds, where they are not the record's KV heads: 1 for latent attention, whose one latent
+            all heads are expanded from.
+        held: of how many of the last tokens seen the cache may hold entries, where a sliding window has dropped those before.
+        slots: where each key stands among the tokens seen, ascending; −1 where there is none.
+        lengths: entries that each row would have, had none been evicted: what a fractional budget is a fraction of.
+        pads: tokens of each row that are pads, all at its start.
+        carried: what earlier queries gave each entry, for an accumulator that adds up.
 
     Raises:
         ValueError: `cached_heads` is neither 1 nor the KV heads, or `held` is below 1.
@@ -31,6 +41,10 @@ class Observation:
     known_norms: Mapping[float, Float[Tensor, "batch heads 1 keys"]] = field(default_factory=dict)
     cached_heads: int | None = None
     held: int | None = None
+    slots: Int[Tensor, "batch _ keys"] | None = None
+    lengths: Int[Tensor, " batch"] | None = None
+    pads: Int[Tensor, " batch"] | None = None
+    carried: Float[Tensor, "batch heads keys"] | None = None
 
     def __post_init__(self) -> None:
         if self.cached_heads not in (None, 1, self.record.n_kv_heads):
@@ -69,9 +83,26 @@ class Observation:
         last = seen[:, :, -1]
         valid = last if last.shape[1] == 1 else last.unflatten(1, (self.n_kv_heads, -1)).any(2)
         valid = valid.expand(self.record.keys.shape[0], -1, -1)
-        if self.held is None or self.held >= self.record.n_keys:
+        if self.held is None:
             return valid
-        return valid & (torch.arange(self.record.n_keys, device=valid.device) >= self.record.n_keys - self.held)
+        return valid & (self.places >= self.places.amax() + 1 - self.held)
+
+    @cached_property
+    def places(self) -> Int[Tensor, "batch _ keys"]:
+        """`slots`, written out: 0, 1, … where nothing was evicted before."""
+        if self.slots is not None:
+            return self.slots.long()
+        return torch.arange(self.record.n_keys, device=self.record.keys.device).expand(self.record.keys.shape[0], 1, -1)
+
+    @property
+    def own_places(self) -> Int[Tensor, "batch _ keys"]:
+        """`places`, counted from each row's first token that is no pad: the same whatever the row is batched with."""
+        return self.places if self.pads is None else self.places - self.pads[:, None, None]
+
+    @property
+    def rows_entries(self) -> Int[Tensor, " batch"]:
+        """`lengths`, written out: the valid entries where nothing was evicted before."""
+        return self.valid.sum(-1).amax(1) if self.lengths is None else self.lengths
 
     @cached_property
     def looking(self) -> Float[Tensor, "batch 1 queries 1"]:

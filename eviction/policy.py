@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from eviction.accumulate import Accumulate, SnapKV
@@ -22,6 +22,8 @@ class Scored:
     scores: Scores
     base: Int[Tensor, " batch"]
     layer: int
+    carried: Float[Tensor, "batch heads keys"] | None = None
+    """What the queries so far gave each entry, for an accumulator that adds up."""
 
     @property
     def candidates(self) -> dict[str, Any]:
@@ -50,6 +52,11 @@ class Policy:
         asked = [self.accumulate.queries, getattr(self.select, "window", 1)]
         return None if None in asked else max(count for count in asked if count is not None)
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether importance is a sum over all queries so far, which a cache must carry to choose again."""
+        return self.accumulate.queries is None and getattr(self.accumulate, "adds_up", False)
+
     def score(self, record: LayerRecord | Observation, budget: int | float) -> Scored:
         """The first look at a layer: importance, what is protected, and the uniform budget of each row.
 
@@ -63,7 +70,7 @@ class Policy:
         seen = record if isinstance(record, Observation) else Observation(record)
         valid = seen.valid
         lengths = valid.sum(-1)  # of each row, or of each of its heads
-        base = uniform_entries(budget, lengths.amax(1))
+        base = uniform_entries(budget, seen.rows_entries)
         start, end = self.accumulate.ends
         room = torch.where(base[:, None] >= lengths, lengths, base[:, None] - 1)
         held = earliest(valid, room.clamp(max=start))
@@ -71,7 +78,7 @@ class Policy:
         free = valid & ~protected
         importance = self.accumulate(seen, protected)
         scores = self.select.scores(importance, seen, protected, free)
-        return Scored(scores, base, seen.record.layer)
+        return Scored(scores, base, seen.record.layer, importance if self.adds_up else None)
 
     def decide(self, record: LayerRecord | Observation, budget: int | float) -> Decision:
         """Which of the layer's entries stay, from what its attention used in the prefill.

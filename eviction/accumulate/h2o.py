@@ -20,7 +20,8 @@ class H2O:
     """Σ_t A_{h,t,i} over every query of the prompt: the heavy hitters, beside the `recent` last entries.
 
     Early entries were seen by more queries and so have the larger sums, as in the paper. Source: H2O (arXiv 2306.14048), which splits
-    the budget in halves for recent and heavy entries; here the recent part is a number of entries.
+    the budget in halves for recent and heavy entries; here the recent part is a number of entries. Where a cache is evicted from again, what
+    earlier queries gave an entry stays with it, as in the paper.
 
     Attributes:
         recent: entries at the end that are always kept.
@@ -29,6 +30,7 @@ class H2O:
     recent: int = 32
 
     source: ClassVar[str] = "H2O, arXiv 2306.14048"
+    adds_up: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("recent", self.recent, 0)
@@ -45,7 +47,7 @@ class H2O:
 
     def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
         """Sums over the recorded queries, a block of them at a time."""
-        record, total = seen.record, None
+        record, total = seen.record, seen.carried
         for start in range(0, record.n_queries, BLOCK):
             part = slice(start, start + BLOCK)
             sinks = record.sinks

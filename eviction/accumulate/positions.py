@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -78,6 +79,8 @@ class StartRecent:
 class Random:
     """Uniform random numbers, the same for every head of a KV group, beside protected ends: the baseline to beat.
 
+    A token's number depends on its place in its own row alone: it is the same in any batch, and when the policy chooses again.
+
     Attributes:
         seed: with the layer, it determines every number, on every machine.
         sink: entries at the start that are always kept.
@@ -106,8 +109,9 @@ class Random:
         return self.sink, self.recent
 
     def __call__(self, seen: Observation, protected: Bool[Tensor, "batch _ keys"]) -> Float[Tensor, "batch heads keys"]:
-        """In [0, 1), drawn on the CPU."""
-        record = seen.record
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + record.layer)
-        drawn = torch.rand(record.keys.shape[:3], generator=generator).to(record.keys.device)
-        return drawn.repeat_interleave(record.group, 1)
+        """In [0, 1], drawn on the CPU: of a sequence for each place, so that more places change nothing before them."""
+        record, places = seen.record, seen.own_places.clamp(min=0)
+        drawn = numpy.random.default_rng((self.seed, record.layer)).random((int(places.amax()) + 1, seen.n_kv_heads))
+        numbers = torch.from_numpy(drawn).to(record.keys.device, torch.float32).T
+        each = numbers.expand(places.shape[0], -1, -1).gather(2, places.expand(-1, seen.n_kv_heads, -1))
+        return each.repeat_interleave(record.n_heads // seen.n_kv_heads, 1)

@@ -55,7 +55,14 @@ class SnapKV:
         """Scores of the entries before what is protected, in the dtype of the weights."""
         looked_at = seen.window_mean(self.window) if self.over == "mean" else seen.window_max(self.window)
         scored = seen.per_head(seen.valid & ~protected)
-        return self._pool(looked_at * scored)
+        if seen.slots is None:
+            return self._pool(looked_at * scored)
+        # neighbours are neighbours among the tokens seen, whatever was evicted between them
+        there = seen.per_head(seen.places).expand(looked_at.shape)
+        spread = looked_at.new_zeros(*looked_at.shape[:2], int(there.amax()) + 2)  # the last one for gaps
+        spread.scatter_(2, there.where(there >= 0, spread.shape[2] - 1), looked_at * scored)
+        spread[..., -1] = 0
+        return self._pool(spread).gather(2, there.clamp(min=0))
 
     def _pool(self, scores: Tensor) -> Tensor:
         if self.pooling == "none" or self.kernel == 1:

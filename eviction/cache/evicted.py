@@ -96,6 +96,11 @@ class EvictedCache(Cache):
                 vars(part).update(state)
             raise
 
+    def forget(self) -> None:
+        """Let go of the last queries, which layers carry along for an `evicting` block."""
+        for layer in self.layers:
+            vars(entries_of(layer)).pop("recent", None)
+
     def save(self, path: str | Path) -> None:
         """Write the cache to one safetensors file: what it holds, bit for bit, and what its layers know."""
         save_layers(self.layers, path)
@@ -130,6 +135,25 @@ def cache_bytes(cache: Cache) -> int:
         for tensor in _tensors(layer)
     }
     return sum(storages.values())
+
+
+def full_bytes(cache: Cache) -> int:
+    """Bytes that a cache would hold had nothing been evicted: keys and values of all tokens seen (within a sliding window), and its states."""
+    total, layers = 0, list[Any](cache.layers)
+    for layer in layers:
+        entries = entries_of(layer)
+        keys, values = getattr(entries, "keys", None), getattr(entries, "values", None)
+        if keys is not None and values is not None:
+            window = getattr(entries, "window", None) or getattr(entries, "sliding_window", None)
+            length = layer.get_seq_length() if window is None else min(layer.get_seq_length(), window - 1)
+            total += sum(
+                part.shape[0] * part.shape[1] * length * part.shape[3] * part.element_size() for part in (keys, values)
+            )
+        for name in ("conv_states", "recurrent_states"):
+            states = getattr(layer, name, None)  # one, or several by their index, with releases
+            parts = states.values() if isinstance(states, dict) else [states]
+            total += sum(part.nbytes for part in parts if part is not None)
+    return total
 
 
 def _tensors(layer: Any) -> Iterator[Tensor]:

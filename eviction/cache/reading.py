@@ -88,13 +88,34 @@ def latent(call: AttentionCall, layer: RaggedLayer) -> AttentionCall:
         raise UnsupportedAttention(
             f"a latent cache with different numbers of entries per layer is read by sdpa or eager attention, not by '{call.implementation}'"
         )
-    heads, queries = call.query.shape[1:3]
-    slots = layer.dense_slots()
-    slots = slots.repeat_interleave(heads // slots.shape[1], 1)[:, :, None].expand(-1, -1, queries, -1)
-    there = slots >= 0
-    mask = covering(call, layer)
-    chosen = there if mask is None else mask.expand(*slots.shape[:3], -1).gather(-1, slots.clamp(min=0).long())
+    chosen, there = _over_slots(call, layer, None)
     return restricted(replace(call, key=plain(call.key), value=plain(call.value)), chosen, there)
+
+
+def densified(call: AttentionCall, layer: RaggedLayer, queries: int | None) -> AttentionCall:
+    """The call as if the layer were dense, for whoever records it: keys and values side by side, and a mask for those that are there.
+
+    The mask has the rows of the last `queries` queries, or all.
+    """
+    keys, values = layer.dense()
+    chosen, there = _over_slots(call, layer, queries)
+    options = {name: value for name, value in call.options.items() if name != "position_bias"}
+    mask = chosen & there if chosen.dtype == torch.bool else masked(chosen, there)
+    form = "sdpa" if call.implementation == "sdpa" else "eager"  # which take such masks, and differ in the soft-cap
+    return replace(call, key=keys, value=values, mask=mask, options=options, implementation=form)
+
+
+def _over_slots(call: AttentionCall, layer: RaggedLayer, queries: int | None) -> tuple[Tensor, Tensor]:
+    """The mask [batch, heads, queries, longest] over the layer's entries side by side, and which of them are there."""
+    heads, count = call.query.shape[1:3]
+    slots = layer.dense_slots()
+    slots = slots.repeat_interleave(heads // slots.shape[1], 1)[:, :, None]
+    mask = covering(call, layer)
+    if queries is not None and mask is not None:
+        mask = mask[:, :, -queries:]
+    slots = slots.expand(-1, -1, min(count, queries or count) if mask is None else mask.shape[2], -1)
+    there = slots >= 0
+    return (there if mask is None else mask.expand(*slots.shape[:3], -1).gather(-1, slots.clamp(min=0).long())), there
 
 
 def plain(states: Tensor) -> Tensor:

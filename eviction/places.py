@@ -1,0 +1,55 @@
+"""What a model and its inputs must be like for eviction to mean what it should."""
+
+from typing import Any
+
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from hooks.dispatch import implementations
+from hooks.errors import UnsupportedAttention
+
+
+def require_places(model: nn.Module) -> None:
+    """Refuse attention whose result depends on where entries lie in memory.
+
+    Raises:
+        UnsupportedAttention: ALiBi, a sparse index or a paged kernel.
+    """
+    config: Any = model.config
+    parts = [config, getattr(config, "attn_config", None)]
+    if config.model_type == "bloom" or any(getattr(part, "alibi", False) for part in parts):
+        raise UnsupportedAttention(
+            f"{type(model).__name__} uses ALiBi, whose bias is by the distance of entries in the cache; eviction would change it"
+        )
+    if getattr(config, "index_topk", None):
+        raise UnsupportedAttention(
+            f"{type(model).__name__} uses sparse-index attention, which chooses entries by an index of its own; eviction would leave "
+            "it pointing at others"
+        )
+    if paged := sorted(name for name in implementations(model) if name.startswith("paged")):
+        raise UnsupportedAttention(
+            f"attention '{paged[0]}' keeps entries in pages that heads share; load the model with attn_implementation='sdpa'"
+        )
+
+
+def left_padding(shape: tuple[int, int], attention_mask: Any) -> Bool[Tensor, "batch tokens"] | None:
+    """True where there is a token; None where that is everywhere. `shape` is that of all tokens seen.
+
+    Raises:
+        ValueError: the mask has another shape, pads on the right, or hides a whole row.
+    """
+    if attention_mask is None:
+        return None
+    if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != shape:
+        got = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        raise ValueError(
+            f"an attention mask {got} does not fit tokens {shape}, those in the cache counted; it is 0 where a token is a pad"
+        )
+    padding = attention_mask.bool()
+    if bool(padding.all()):
+        return None
+    if not bool((padding == padding.cummax(-1).values).all()) or not bool(padding[:, -1].all()):
+        raise ValueError(
+            "prompts of different lengths are padded on the left: the attention mask has a 0 after a 1, or a row without tokens"
+        )
+    return padding
