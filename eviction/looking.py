@@ -43,9 +43,9 @@ def observation(
     window = getattr(entries, "window", None)
     held = (None if window is None else window - 1) if compressed else layer.keys.shape[2]
     lengths = None
-    if compressed and recent is not None:
-        last = recent.spans[:, -1]
-        lengths = (last[:, 1] - last[:, 0] + 1).clamp(max=held).long()
+    if compressed:
+        last = causal(seen - 1, 1, keys.shape[0], pads, keys.device)[:, 0] if recent is None else recent.spans[:, -1]
+        lengths = (last[:, 1] - last[:, 0] + 1).clamp(max=seen if held is None else held).long()
     if recent is not None and recent.count > record.n_queries:
         record = extended(record, recent, reader, slots)
     carried = entries.dense_carried() if compressed else None
@@ -57,7 +57,10 @@ def observation(
 
 
 def extended(record: LayerRecord, recent: Recent, reader: int, slots: Tensor | None) -> LayerRecord:
-    """The record with all of the `recent` queries: which of the entries still held each of them saw is told by their slots."""
+    """The record with all of the `recent` queries: which of the entries still held each of them saw is told by their slots.
+
+    Queries that see nothing of what is left to some head are not valid any more.
+    """
     count = recent.count - record.n_queries
     first, last = (part[:, None, :, None] for part in recent.spans.unbind(-1))
     if slots is None:
@@ -66,8 +69,8 @@ def extended(record: LayerRecord, recent: Recent, reader: int, slots: Tensor | N
     mask = (places >= first) & (places <= last)
     if mask.shape[1] > 1:
         mask = mask.repeat_interleave(record.n_heads // mask.shape[1], 1)
-    valid = recent.spans[..., 1] >= recent.spans[..., 0]
-    mask = mask | ~valid[:, None, :, None]  # a pad's row means nothing, and must not be empty
+    valid = mask.any(-1).all(1)  # pads see nothing, nor do queries of whose entries none are left in some head
+    mask = mask | ~valid[:, None, :, None]  # rows that mean nothing must not be empty
     sinks = record.sinks
     if sinks is not None and sinks.dim() == 3:
         sinks = recent.sinks[reader]

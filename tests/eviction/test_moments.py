@@ -1,0 +1,61 @@
+"""Eviction after chunks, while decoding, over many turns: at each step equal to the full cache with the evicted entries masked."""
+
+import os
+
+import pytest
+import torch
+from kinds import KINDS, model, named, owners
+from models import prompt
+from transformers.cache_utils import DynamicCache
+
+from eviction import Eviction, Moments, evicting, names
+from hooks import hiding
+from hooks.dispatch import is_intercepted
+from hooks.forward import forward
+
+MOMENTS = {
+    "chunks": Moments(),
+    "decoding": Moments(prefill=False, every=3, target=6),
+    "chunks and decoding": Moments(every=2),
+}
+TURNS = (9, 9, 9, 9, 4, *[1] * 7, 5, 1, 1, 1)  # a prompt in chunks, an answer, a second question and its answer
+FULL = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
+
+def matrix() -> list[tuple[str, str, str]]:
+    """Every policy, moment and kind by night; else each policy once, and each moment with each kind."""
+    every = [(name, moment, kind) for name in names() for moment in MOMENTS for kind in KINDS]
+    sample = [
+        (name, list(MOMENTS)[i % len(MOMENTS)], list(KINDS)[i // len(MOMENTS) % len(KINDS)]) for i, name in enumerate(names())
+    ]
+    return every if FULL else sample
+
+
+def untouched(loaded) -> bool:
+    modules = list(loaded.modules())
+    hooks = [part for part in modules if part._forward_hooks or part._forward_pre_hooks]
+    return not hooks and not is_intercepted(loaded)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "moment", "kind"), matrix())
+def test_every_step_equals_the_full_cache_with_the_evicted_entries_masked(name, moment, kind):
+    chosen = named(name, owners(kind)) if "headkv" in name else named(name)
+    used, allowed = model(kind), 1e-10 if KINDS[kind][1] == "sdpa" else 2e-6
+    evicted, full = (DynamicCache(config=used.config) for _ in range(2))
+    seen: list[Eviction] = []
+    with evicting(used, chosen, 0.4, MOMENTS[moment], watch=seen.append):
+        steps = []
+        for seed, count in enumerate(TURNS):
+            keep = seen[-1].keep if seen else None  # what was decided before this pass
+            steps.append((forward(used, prompt(count, seed=seed), evicted), keep))
+    assert len(seen) > 1
+    for seed, (count, (got, keep)) in enumerate(zip(TURNS, steps, strict=True)):
+        if keep is None:
+            expected = forward(used, prompt(count, seed=seed), full)
+        else:
+            with hiding(used, keep):
+                expected = forward(used, prompt(count, seed=seed), full)
+        torch.testing.assert_close(got, expected, rtol=allowed, atol=allowed)
+    assert evicted.get_seq_length() == sum(TURNS)
+    assert untouched(used)
