@@ -162,3 +162,349 @@ def test_policies_that_look_at_nothing_keep_the_same_tokens_in_chunks(name, chun
         assert torch.equal(one.keep, other.keep)
     rising = prefill(model, tokens, policy("snapkv", **SNAP), 14, chunk_size=chunk_size)
     assert not torch.equal(rising.decisions[1].keep, prefill(model, tokens, policy("snapkv", **SNAP), 14).decisions[1].keep)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["snapkv", "adakv", "global+two-stage", "pyramidkv", "tova", "h2o"])
+@pytest.mark.parametrize("every", [1, 5])
+def test_twenty_times_the_target_is_decoded_and_never_more_held_than_the_target_and_k(name, every):
+    model, target, events = tiny("llama", max_position_embeddings=512), 12, []
+    chosen = policy(name, **(SNAP if name not in ("tova", "h2o") else {}), **({"recent": 4} if name == "h2o" else {}))
+    cache, most, bytes_held = DynamicCache(config=model.config), 0.0, []
+    with evicting(model, chosen, target, Moments(every=every), watch=lambda event: events.append(event.seen)):
+        forward(model, prompt(20), cache)
+        for seed in range(20 * target):
+            forward(model, prompt(1, seed=seed), cache)
+            most = max(most, EvictedCache(cache.layers).entries)
+            bytes_held.append(cache_bytes(cache))
+    assert target <= most <= target + every
+    assert cache.get_seq_length() == 20 + 20 * target
+    assert len(events) == 1 + 20 * target // every
+    assert max(bytes_held[-40:]) <= max(bytes_held[40:80])  # what is carried along does not grow
+
+
+@torch.no_grad()
+def test_a_fraction_is_one_of_all_that_was_seen():
+    model, cache, entries = tiny("llama"), DynamicCache(), []
+    with evicting(model, policy("adakv", **SNAP), 0.25, Moments(every=4), watch=lambda event: entries.append(event.seen)):
+        forward(model, prompt(40), cache)
+        assert EvictedCache(cache.layers).entries == 10
+        for seed in range(40):
+            forward(model, prompt(1, seed=seed), cache)
+    assert EvictedCache(cache.layers).entries == 20
+    assert entries == [40, *range(44, 81, 4)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["snapkv", "adakv+two-stage", "global", "h2o", "random", "expected-attention", "tova+defensive"])
+@pytest.mark.parametrize("budget", [9, 0.3])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_padded_batch_is_each_row_by_itself(name, budget, attention):
+    model = tiny("llama", attention, dtype=torch.float64)
+    chosen = policy(name, **(SNAP if name in ("snapkv", "adakv+two-stage", "global") else {}))
+    lengths, passes, rows = (26, 19, 9), (14, 12, *[1] * 5, 2, *[1] * 3), []
+    tokens = prompt(sum(passes), batch=3)
+    mask = torch.ones_like(tokens)
+    for row, length in enumerate(lengths):
+        mask[row, : 26 - length] = 0
+    events, alone = [], [[], [], []]
+
+    def run(which, mask, watch):
+        cache, start, logits = DynamicCache(config=model.config), 0, []
+        with evicting(model, chosen, budget, Moments(every=2), watch=watch):
+            for count in passes:
+                part = which[:, start : start + count]
+                start += count
+                logits.append(forward(model, part, cache, attention_mask=mask[:, :start]))
+        return torch.cat(logits, 1)
+
+    batched = run(tokens, mask, lambda event: events.append(event.keep))
+    for row, length in enumerate(lengths):
+        cut = 26 - length
+        cache, start, logits = DynamicCache(config=model.config), cut, []
+        with evicting(model, chosen, budget, Moments(every=2), watch=lambda event: alone[row].append(event.keep)):  # noqa: B023
+            done = 0
+            for count in passes:
+                part = tokens[row : row + 1, max(done, cut) : done + count]
+                done += count
+                if part.shape[1] == 1 and count > 1:
+                    pytest.skip("a chunk of one token would be decoding")
+                if part.shape[1]:
+                    logits.append(forward(model, part, cache))
+        rows.append(torch.cat(logits, 1))
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(batched[row, 26 - length :], rows[row][0], rtol=1e-5, atol=1e-5)
+        for one, other in zip(events[-len(alone[row]) :], alone[row], strict=True):
+            for layer in range(3):
+                assert not one[layer][row, :, : 26 - length].any()
+                assert torch.equal(one[layer][row, :, 26 - length :], other[layer][0])
+
+
+def conversation(model, cache, *steps):
+    return torch.cat([forward(model, prompt(count, seed=seed), cache, last_logits=1) for count, seed in steps])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["snapkv", "adakv", "h2o"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_turns_branches_and_two_caches_do_not_mix(name, kind):
+    model = tiny(kind, "sdpa" if kind == "llama" else "eager", **({} if kind == "llama" else {"sliding_window": 8}))
+    chosen, when = policy(name, **(SNAP if name != "h2o" else {})), Moments(every=3)
+    fresh = lambda: DynamicCache(config=model.config)  # noqa: E731
+    one, two, alone, other = fresh(), fresh(), fresh(), fresh()
+    with evicting(model, chosen, 10, when):
+        expected = conversation(model, alone, (20, 0), (1, 1), (1, 2), (6, 3), (1, 4), (1, 5))
+        beside = conversation(model, other, (17, 8), (5, 9), (1, 10), (1, 11), (1, 12), (1, 13))
+        turns = [(20, 0), (1, 1), (1, 2), (6, 3), (1, 4), (1, 5)]
+        turns_beside = [(17, 8), (5, 9), (1, 10), (1, 11), (1, 12), (1, 13)]
+        for place, (turn, turn_beside) in enumerate(zip(turns, turns_beside, strict=True)):
+            torch.testing.assert_close(conversation(model, one, turn)[0], expected[place])
+            torch.testing.assert_close(conversation(model, two, turn_beside)[0], beside[place])
+        prefix = fresh()
+        conversation(model, prefix, (20, 0), (1, 1))
+        branches = [copy.deepcopy(prefix) for _ in range(2)]
+        conversation(model, branches[1], (7, 20), (1, 21))  # another question in between
+        torch.testing.assert_close(conversation(model, branches[0], (1, 2), (6, 3), (1, 4), (1, 5)), expected[2:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["snapkv", "adakv"])
+def test_an_answer_taken_back_was_never_there(name):
+    model, chosen = tiny("llama"), policy(name, **SNAP)
+    first, second = DynamicCache(), DynamicCache()
+    with evicting(model, chosen, 10, Moments(every=4)):
+        conversation(model, first, (20, 0), (1, 1), (1, 2), (1, 3))
+        first.crop(-3)
+        conversation(model, second, (20, 0))
+        steps = [(1, 4), (1, 5), (1, 6), (1, 7), (5, 8), (1, 9)]
+        assert torch.equal(conversation(model, first, *steps), conversation(model, second, *steps))
+        with pytest.raises(ValueError, match="cannot take back 9 tokens"):
+            first.crop(-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["snapkv", "adakv+two-stage", "h2o"])
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 5}, {"num_beams": 2, "num_return_sequences": 2}])
+@pytest.mark.parametrize("budget", [1000, 12])
+def test_generate_inside_the_block(name, how, budget):
+    """With a budget of everything it is the model's own; else it equals our own loop over the same passes (greedy) and is repeatable."""
+    model, tokens = tiny("llama", dtype=torch.float64), prompt(30, batch=2)
+    chosen = policy(name, **(SNAP if name != "h2o" else {}))
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "prefill_chunk_size": 8, "pad_token_id": 0, **how}
+    made = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        with evicting(model, chosen, budget, Moments(every=3)):
+            made.append(model.generate(tokens, **settings))
+    assert torch.equal(*made)
+    if budget == 1000:
+        torch.manual_seed(3)
+        assert torch.equal(made[0], model.generate(tokens, **settings))
+    elif not how:
+        cache, logits, greedy = DynamicCache(config=model.config), None, [tokens]
+        with evicting(model, chosen, budget, Moments(every=3)):
+            for start in range(0, 30, 8):
+                logits = forward(model, tokens[:, start : start + 8], cache, last_logits=1)
+            for _ in range(12):
+                greedy.append(logits.argmax(-1))
+                logits = forward(model, greedy[-1], cache, last_logits=1)
+        assert torch.equal(made[0], torch.cat(greedy, 1))
+    assert not is_intercepted(model)
+
+
+@torch.no_grad()
+def test_beams_carry_their_own_queries_along():
+    """Rows that change places do so with all that is known of them: as if each beam had been run by itself."""
+    model, chosen = tiny("llama", dtype=torch.float64), policy("adakv", **SNAP)
+    order = torch.tensor([2, 0, 0])
+    tokens, steps = prompt(20, batch=3), [prompt(1, batch=3, seed=seed) for seed in range(6)]
+    mixed, straight = DynamicCache(), DynamicCache()
+    with evicting(model, chosen, 8, Moments(every=3)):
+        for cache, inputs, reorder in ((mixed, tokens, True), (straight, tokens[order], False)):
+            forward(model, inputs, cache)
+            for number, step in enumerate(steps):
+                if number < 2:
+                    step = step if reorder else step[order]
+                elif number == 2 and reorder:
+                    cache.reorder_cache(order)
+                logits = forward(model, step, cache)
+            if reorder:
+                kept = logits
+    torch.testing.assert_close(kept, logits)
+
+
+class Words:
+    """As little of a tokenizer as a streamer needs."""
+
+    def decode(self, tokens, **settings):
+        return " ".join(map(str, torch.as_tensor(tokens).flatten().tolist())) + " "
+
+
+def test_streamed_output_is_the_same_text():
+    model, tokens = tiny("llama"), prompt(30)
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "pad_token_id": 0}
+    expected = generate(model, tokens, policy("adakv", **SNAP), 12, Moments(every=2), **settings)
+    streamer = TextIteratorStreamer(Words(), skip_prompt=True)
+    thread = threading.Thread(
+        target=generate, args=(model, tokens, policy("adakv", **SNAP), 12, Moments(every=2)), kwargs={**settings, "streamer": streamer}
+    )
+    thread.start()
+    assert "".join(streamer).split() == [str(token) for token in expected[0, 30:].tolist()]
+    thread.join()
+
+
+@pytest.mark.parametrize("when", [Moments(prefill=False, every=2), Moments(every=2), Moments()])
+def test_our_generate_evicts_at_every_moment(when):
+    model, tokens = tiny("llama"), prompt(30)
+    settings = {"max_new_tokens": 9, "min_new_tokens": 9, "pad_token_id": 0, "return_dict_in_generate": True}
+    made = generate(model, tokens, policy("adakv", **SNAP), 12, when, **settings)
+    key = cache_keyword(model) if hasattr(made, cache_keyword(model)) else "past_key_values"
+    held = EvictedCache(getattr(made, key).layers).entries
+    assert held <= 14 if when.every else held == 12 + 9
+
+
+class Stop(BaseException):
+    """As an interrupt is."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("error", [ValueError, torch.OutOfMemoryError, KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["snapkv", "adakv"])
+@pytest.mark.parametrize("where", ["policy", "allocation", "model"])
+def test_after_an_exception_the_cache_is_as_before_the_pass_and_nothing_is_left(error, kind, name, where, monkeypatch):
+    model = tiny(kind, "eager" if kind == "gemma2" else "sdpa", **({"sliding_window": 8} if kind == "gemma2" else {}))
+    chosen, other = policy(name, **SNAP), DynamicCache(config=model.config)
+    cache, broken = DynamicCache(config=model.config), []
+
+    def failing(self, *args, **kwargs):
+        broken.append(1)
+        if len(broken) == 2 or where != "policy":
+            raise error("stop")
+        return original(self, *args, **kwargs)
+
+    with evicting(model, chosen, 10, Moments(every=2)):
+        for each in (cache, other):
+            conversation(model, each, (20, 0), (1, 1))
+        if where == "model":
+            handle = model.model.layers[-1].register_forward_pre_hook(failing)
+        else:
+            target = type(chosen.accumulate) if where == "policy" else type(chosen)
+            method = "__call__" if where == "policy" else "decide_all"
+            original = getattr(target, method)
+            monkeypatch.setattr(target, method, failing)
+        with pytest.raises(error, match="stop"):
+            conversation(model, cache, (1, 2))
+        handle.remove() if where == "model" else monkeypatch.undo()
+        expected = conversation(model, other, (1, 2), (5, 3), (1, 4), (1, 5))
+        torch.testing.assert_close(conversation(model, cache, (1, 2), (5, 3), (1, 4), (1, 5)), expected)
+    assert not is_intercepted(model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@torch.no_grad()
+def test_an_exception_that_leaves_the_block_leaves_the_cache_as_it_was():
+    model, cache = tiny("llama"), DynamicCache()
+    handle = model.model.layers[-1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), evicting(model, policy("adakv", **SNAP), 10):
+        forward(model, prompt(20), cache)
+    handle.remove()
+    assert cache.get_seq_length() == 0
+    assert not is_intercepted(model)
+    assert torch.equal(forward(model, prompt(20), cache), forward(model, prompt(20), DynamicCache()))
+
+
+@torch.no_grad()
+def test_memory_that_runs_out_in_the_middle_of_an_eviction_is_told_at_the_next_use(monkeypatch):
+    import eviction.cache.compact as module
+
+    model, cache, made = tiny("llama"), DynamicCache(), []
+
+    def failing(*args, **kwargs):
+        made.append(1)
+        if len(made) == 2:
+            raise torch.OutOfMemoryError("no memory")
+        return original(*args, **kwargs)
+
+    original = module.uniform_layer
+    monkeypatch.setattr(module, "uniform_layer", failing)
+    with evicting(model, policy("snapkv", **SNAP), 10):
+        with pytest.raises(torch.OutOfMemoryError):
+            forward(model, prompt(20), cache)
+        with pytest.raises(RuntimeError, match="cannot be used any more: an eviction from it was interrupted"):
+            forward(model, prompt(1), cache)
+    with pytest.raises(RuntimeError, match="cannot be used any more"):
+        forward(model, prompt(1), cache)
+
+
+@torch.no_grad()
+def test_linear_states_cannot_go_back_and_the_cache_says_so():
+    model = tiny("qwen3_next")
+    cache = DynamicCache(config=model.config)
+    with evicting(model, policy("snapkv", **SNAP), 10):
+        forward(model, prompt(20), cache)
+        handle = model.model.layers[-1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            forward(model, prompt(1), cache)
+        handle.remove()
+    with pytest.raises(RuntimeError, match="cannot be used any more: a pass was interrupted"):
+        forward(model, prompt(1), cache)
+
+
+@torch.no_grad()
+def test_bad_input_is_told_what_is_wrong():
+    model, chosen = tiny("llama"), policy("snapkv", **SNAP)
+    with pytest.raises(BudgetError, match="at least 1 entry"), evicting(model, chosen, 0):
+        pass
+    with evicting(model, chosen, 10):
+        with pytest.raises(ValueError, match="inside an evicting block already"), evicting(model, chosen, 10):
+            pass
+        with pytest.raises(ValueError, match="leaves nothing to evict"):
+            model(prompt(5), use_cache=False)
+        with pytest.raises(ValueError, match=r"mask \(1, 4\) does not fit tokens \(1, 5\)"):
+            model(prompt(5), attention_mask=torch.ones(1, 4))
+        with pytest.raises(ValueError, match="padded on the left"):
+            model(prompt(5), attention_mask=torch.tensor([[1, 1, 1, 1, 0]]))
+        assert model(prompt(20)).past_key_values.get_seq_length() == 20  # a cache is made where none is given
+    for wrong, message in (
+        ({"every": 0}, "every must be a whole number"),
+        ({"prefill": False}, "no moment"),
+        ({"target": 5}, "needs every"),
+        ({"every": 2, "target": 1.5}, "fractional budget"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Moments(**wrong)
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(UnsupportedAttention, match="compiled"), evicting(compiled, chosen, 10):
+        pass
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["snapkv", "adakv", "global"])
+def test_flex_attention_evicts_what_sdpa_does(name):
+    settings = {"head_dim": 32, "hidden_size": 64}
+    flex, sdpa = (tiny("llama", attention, **settings) for attention in ("flex_attention", "sdpa"))
+    got = []
+    for model in (flex, sdpa):
+        cache, kept = DynamicCache(config=model.config), []
+        with evicting(model, policy(name, **SNAP), 12, Moments(every=2), watch=lambda event: kept.append(event.keep)):  # noqa: B023
+            logits = conversation(model, cache, (20, 0), (12, 1), (1, 2), (1, 3), (1, 4), (4, 5))
+        got.append((logits, kept))
+    torch.testing.assert_close(got[0][0], got[1][0], rtol=1e-4, atol=1e-4)
+    for one, other in zip(got[0][1], got[1][1], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@torch.no_grad()
+def test_a_cache_goes_on_outside_of_the_block():
+    model = tiny("llama", dtype=torch.float64)
+    cache, other = DynamicCache(), DynamicCache()
+    with evicting(model, policy("adakv", **SNAP), 10, Moments(every=8)):
+        conversation(model, cache, (20, 0))
+        conversation(model, other, (20, 0))
+        expected = conversation(model, other, (1, 1), (1, 2))
+    with reading(model):
+        torch.testing.assert_close(conversation(model, cache, (1, 1), (1, 2)), expected)
+    with evicting(model, policy("adakv", **SNAP), 10, Moments(every=2)):  # the queries between are not known: two look, not four
+        conversation(model, cache, (1, 3))
+    assert EvictedCache(cache.layers).entries == 10
