@@ -2,7 +2,8 @@
 
 from eviction.cache import EvictedCache, cache_bytes, reading
 from eviction.errors import BudgetError
-from eviction.evicting import Eviction, evicting
+from eviction.evicting import evicting
+from eviction.evictor import Eviction
 from eviction.generate import Prefilled, generate, prefill
 from eviction.head_scores import HeadScores
 from eviction.moments import Moments

@@ -110,8 +110,8 @@ def generate(
     budget: int | float,
     when: Moments | None = None,
     **settings: Any,
-) -> Int[Tensor, "sequences tokens"]:
-    """`model.generate` on a compressed cache: the prompts and what follows them.
+) -> Any:
+    """`model.generate` on a compressed cache: the prompts and what follows them [sequences, tokens], or what settings make it return.
 
     All of the prompt but its last token is prefilled and evicted; the last token then opens decoding on what is left, since
     `generate` needs one token that is not cached yet. `settings` go to `model.generate` as they are: sampling, beams, a streamer, an

@@ -82,7 +82,7 @@ class Observation:
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
         last = seen[:, :, -1]
         valid = last if last.shape[1] == 1 else last.unflatten(1, (self.n_kv_heads, -1)).any(2)
-        valid = valid.expand(self.record.keys.shape[0], -1, -1)
+        valid = valid & self.record.query_valid[:, -1, None, None]  # a row without any token has none
         if self.held is None:
             return valid
         return valid & (self.places >= self.places.amax() + 1 - self.held)
@@ -112,7 +112,8 @@ class Observation:
     def window_mean(self, count: int) -> Float[Tensor, "batch heads keys"]:
         """Mean of A over the last `count` queries, pads apart."""
         looking = self.looking[:, :, -count:]
-        return (looking.mT @ self.weights[:, :, -count:]).squeeze(2) / looking.sum(2)  # a product: nothing of that size is made
+        # a product: nothing of that size is made; 0 for a row without any token
+        return (looking.mT @ self.weights[:, :, -count:]).squeeze(2) / looking.sum(2).clamp(min=1)
 
     def window_max(self, count: int) -> Float[Tensor, "batch heads keys"]:
         """Maximum of A over the last `count` queries, pads apart."""
@@ -130,7 +131,7 @@ class Observation:
         cache = self.__dict__.setdefault("_distances", {})
         if norm not in cache:
             outputs = attention_output(self.weights, self.record.values) * self.looking
-            centre = outputs.sum(2, keepdim=True) / self.looking.sum(2, keepdim=True)
+            centre = outputs.sum(2, keepdim=True) / self.looking.sum(2, keepdim=True).clamp(min=1)
             cache[norm] = projected_distances(self.record.values, self.record.projection_blocks, centre, norm=norm)[:, :, 0]
         return cache[norm]
 

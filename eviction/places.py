@@ -32,11 +32,11 @@ def require_places(model: nn.Module) -> None:
         )
 
 
-def left_padding(shape: tuple[int, int], attention_mask: Any) -> Bool[Tensor, "batch tokens"] | None:
-    """True where there is a token; None where that is everywhere. `shape` is that of all tokens seen.
+def left_padding(shape: tuple[int, int], attention_mask: Any, *, whole: bool = True) -> Bool[Tensor, "batch tokens"] | None:
+    """True where there is a token; None where that is everywhere. `shape` is that of all tokens seen, `whole` whether none are to come.
 
     Raises:
-        ValueError: the mask has another shape, pads on the right, or hides a whole row.
+        ValueError: the mask has another shape or pads on the right, or a whole row has no token.
     """
     if attention_mask is None:
         return None
@@ -48,7 +48,7 @@ def left_padding(shape: tuple[int, int], attention_mask: Any) -> Bool[Tensor, "b
     padding = attention_mask.bool()
     if bool(padding.all()):
         return None
-    if not bool((padding == padding.cummax(-1).values).all()) or not bool(padding[:, -1].all()):
+    if not bool((padding[:, 1:] >= padding[:, :-1]).all()) or (whole and not bool(padding[:, -1].all())):
         raise ValueError(
             "prompts of different lengths are padded on the left: the attention mask has a 0 after a 1, or a row without tokens"
         )

@@ -52,11 +52,11 @@ class ExpectedAttention:
         dtype = torch.promote_types(torch.float32, record.queries.dtype)
         queries = record.queries[:, :, -self.window :].to(dtype)
         looking = seen.looking[:, :, -self.window :].to(dtype)
-        count = looking.sum(2, keepdim=True)
+        count = looking.sum(2, keepdim=True).clamp(min=1)  # a row without any token has none
         mean = (queries * looking).sum(2, keepdim=True) / count
         apart = (queries - mean) * looking
         keys = record.keys.to(dtype).repeat_interleave(record.group, 1)
         along = (mean @ keys.mT).squeeze(2) * record.scale
         spread = ((keys @ apart.mT) * record.scale).square().sum(-1) / count[:, :, 0]  # s² kᵀ Σ k
         logits = (along + spread / 2).masked_fill(~seen.per_head(seen.valid), -torch.inf)
-        return logits.softmax(-1)
+        return logits.softmax(-1).nan_to_num(0)  # a row without any token

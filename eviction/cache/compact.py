@@ -16,6 +16,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from eviction.cache.broken import BrokenLayer
 from eviction.cache.hybrid import HybridLayer, entries_of
 from eviction.cache.ragged import RaggedLayer
 from eviction.cache.recent import WATCHED
@@ -46,7 +47,10 @@ def kind_of(index: int, layer: object) -> Kind:
 
     Raises:
         UnsupportedAttention: it is of a type that cannot be compacted.
+        RuntimeError: it was left half done.
     """
+    if isinstance(layer, BrokenLayer):
+        layer.refuse()
     if (kind := KINDS.get(type(layer))) is not None:
         return kind
     if isinstance(layer, EvictedLayer | RaggedLayer | HybridLayer):
@@ -83,7 +87,8 @@ def compact(
     if len(keep) != len(layers):
         raise ValueError(f"{len(keep)} keep-masks for a cache of {len(layers)} layers")
     kinds = [kind_of(index, layer) for index, layer in enumerate(layers)]
-    held = [_held(index, *each) for index, each in enumerate(zip(layers, kinds, keep, strict=True))]
+    rows = None if padding is None else padding.any(-1)
+    held = [_held(index, *each, rows) for index, each in enumerate(zip(layers, kinds, keep, strict=True))]
     forms = {
         kind: _form([mask for mask, own in zip(held, kinds, strict=True) if own == kind], padding, bool(carried))
         for kind in set(kinds)
@@ -107,7 +112,7 @@ def slots_of(layer: Any) -> Int[Tensor, "batch _ held"]:
     return torch.arange(seen - keys.shape[2], seen, device=keys.device, dtype=torch.int32).expand(keys.shape[0], 1, -1)
 
 
-def _held(index: int, layer: Any, kind: Kind, mask: Tensor | None) -> Tensor | None:
+def _held(index: int, layer: Any, kind: Kind, mask: Tensor | None, rows: Tensor | None) -> Tensor | None:
     """The mask over what the layer still holds, in the order in which it holds it."""
     if kind == "none":
         if mask is not None:
@@ -129,7 +134,7 @@ def _held(index: int, layer: Any, kind: Kind, mask: Tensor | None) -> Tensor | N
         mask = mask.gather(2, slots.clamp(min=0)) & (slots >= 0)
     else:
         mask = mask[..., seen - keys.shape[2] :]
-    if not bool(mask.any(-1).all()):
+    if not bool((mask.any(-1) if rows is None else mask.any(-1) | ~rows[:, None]).all()):  # a row of pads keeps nothing
         window = "" if kind == "full" else f" of the last {keys.shape[2]}, which the sliding window holds"
         raise ValueError(f"layer {index}: heads keep {mask.sum(-1).tolist()} entries{window}; each must keep at least one")
     return mask

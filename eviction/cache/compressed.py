@@ -27,7 +27,8 @@ class CompressedLayer(DynamicLayer):
         if -tokens_to_remove > written:
             raise ValueError(
                 f"cannot take back {-tokens_to_remove} tokens: only {written} were written after the eviction, and the "
-                "entries dropped from the prompt are gone; prefill the shorter prompt instead"
+                "entries dropped from the prompt are gone; prefill the shorter prompt instead (assisted decoding takes back what was guessed "
+                "wrongly: it needs a cache that nothing is evicted from)"
             )
         # not DynamicLayer's: releases differ in what they take, and count by get_seq_length, which here includes what was dropped
         assert self.values is not None

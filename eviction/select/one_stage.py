@@ -116,7 +116,7 @@ class SingleEviction(OneRanking):
             blocks = torch.eye(width, device=weights.device, dtype=weights.dtype).expand(record.n_heads, width, width)
             level = "head"
         errors = single_eviction_error(weights, record.values, blocks, sink_mass, norm=self.norm, level=level)  # type: ignore[arg-type]
-        mean = (errors * looking).sum(2) / looking.sum(2)
+        mean = (errors * looking).sum(2) / looking.sum(2).clamp(min=1)
         return Scores(seen.grouped(mean) if level == "head" else mean, protected, free)
 
 

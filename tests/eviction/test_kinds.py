@@ -12,6 +12,7 @@ from hooks import UnsupportedAttention, hiding
 from hooks.forward import forward
 from hooks.tiny import tiny_model
 
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", names())
