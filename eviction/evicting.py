@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.cache_utils import DynamicCache
 
 from eviction.allocate import uniform_entries
+from eviction.cache import EvictedCache
 from eviction.evictor import Evictor, Watch
 from eviction.moments import Moments
 from eviction.places import require_places
@@ -58,6 +60,7 @@ def driving(
     """`evicting`, for who decides pass by pass whether a choice follows it."""
     uniform_entries(budget, torch.tensor([1]))
     require_places(model)
+    EvictedCache.require_support(DynamicCache(config=model.config))  # type: ignore[arg-type]
     if any(isinstance(getattr(hook, "__self__", None), Evictor) for hook in model._forward_pre_hooks.values()):
         raise ValueError("the model is inside an evicting block already; give one block all of its moments")
     evictor = Evictor(model, policy, budget, moments, watch)

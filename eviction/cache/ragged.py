@@ -61,6 +61,17 @@ class RaggedLayer(Remembering, CompressedLayer):
                 spans.append(slice(end, end + count))
                 end += count
             self.spans.append(spans)
+        self._offsets = None
+
+    @property
+    def offsets(self) -> Int[Tensor, " ends"]:
+        """Where the entries of each row and KV head begin in the flat tensors, and where the last ones end; made once."""
+        if self._offsets is None:
+            ends = [0, *(span.stop for row in self.spans for span in row)]
+            self._offsets = torch.tensor(ends, dtype=torch.int32, device=self.slots.device)
+        return self._offsets
+
+    _offsets: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append to the tail; attention gets states that know this layer."""

@@ -1,4 +1,4 @@
-"""Attention over ragged cache layers, head by head, in place of the kernel that the model asks for."""
+"""Attention over ragged cache layers, in place of the kernel that the model asks for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +7,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from eviction.cache.kernels import all_seen, flash_takes, kept_part, merged, tail_part
 from eviction.cache.ragged import RaggedLayer
 from eviction.cache.states import LatentStates, RaggedStates
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
 from hooks.masks import restricted, visible
+
+FEW = 16
+"""Queries for which a block mask is made."""
 
 
 @contextmanager
@@ -38,24 +42,53 @@ def attend(call: AttentionCall, proceed: Proceed) -> AttentionResult:
 
 
 def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
-    """softmax(softcap(scale · q kᵀ) + mask [, sink]) v over the kept entries and the tail, row by row and head by head.
+    """softmax(softcap(scale · q kᵀ) + mask [, sink]) v over the kept entries and the tail: by head on a CPU, in one kernel on a GPU.
 
     The softmax is in float32 or better. `call.mask` covers everything seen; each head takes the columns of the slots that it holds.
     """
+    mask = covering(call, layer)
+    scale = call.options.get("scaling")
+    scale = call.query.shape[-1] ** -0.5 if scale is None else float(scale)
+    sinks = call.options.get("s_aux", call.options.get("sinks"))
+    if sinks is not None:  # a logit for each head, or for each head and query
+        sinks = sinks[None, :, None, None] if sinks.dim() == 1 else sinks
+        sinks = sinks.to(torch.promote_types(torch.float32, call.query.dtype)).expand(*call.query.shape[:3], 1)
+    function = in_one if takes_one(call, layer) else by_head
+    return function(call, layer, mask, scale, sinks), None
+
+
+def takes_one(call: AttentionCall, layer: RaggedLayer) -> bool:
+    """Whether one kernel is better than one a head: on a GPU, unless many queries would go through flex attention's block mask."""
+    query = call.query
+    return query.is_cuda and query.dtype != torch.float64 and (query.shape[2] <= FEW or flash_takes(query, layer))
+
+
+def in_one(call: AttentionCall, layer: RaggedLayer, mask: Tensor | None, scale: float, sinks: Tensor | None) -> Tensor:
+    """Kept entries by one kernel, the tail by another, their softmaxes put together [batch, queries, heads, value_dim]."""
+    assert layer.keys is not None
+    assert layer.values is not None
+    parts, written = [], layer.keys.shape[2]
+    if mask is not None and mask.dtype != torch.bool:  # most add nothing to what they let through
+        seen = mask > torch.finfo(mask.dtype).min
+        mask = mask if bool((mask.masked_fill(~seen, 0) != 0).any()) else seen
+    if len(layer.slots):
+        restricts = mask is not None and (mask.dtype != torch.bool or not all_seen(mask, layer))
+        parts.append(kept_part(call.query, layer, mask if restricts else None, scale, call.softcap))
+    if written:
+        tail = None if mask is None else mask[..., mask.shape[-1] - written :]
+        parts.append(tail_part(call.query, layer.keys, layer.values, tail, scale, call.softcap))
+    return merged(parts, None if sinks is None else sinks[..., 0]).to(call.query.dtype).transpose(1, 2).contiguous()
+
+
+def by_head(call: AttentionCall, layer: RaggedLayer, mask: Tensor | None, scale: float, sinks: Tensor | None) -> Tensor:
+    """Row by row and head by head [batch, queries, heads, value_dim]."""
     keys, values = layer.keys, layer.values
     assert keys is not None
     assert values is not None
-    total = layer.get_seq_length()
-    mask = covering(call, layer)
+    total, softcap = layer.get_seq_length(), call.softcap
     dtype = torch.promote_types(torch.float32, call.query.dtype)
-    batch, heads, queries, head_dim = call.query.shape
+    batch, heads, queries, _ = call.query.shape
     kv_heads, group, written = keys.shape[1], heads // keys.shape[1], keys.shape[2]
-    scale = call.options.get("scaling")
-    scale = head_dim**-0.5 if scale is None else float(scale)
-    softcap, sinks = call.softcap, call.options.get("s_aux", call.options.get("sinks"))
-    if sinks is not None:  # a logit for each head, or for each head and query
-        sinks = sinks[None, :, None, None] if sinks.dim() == 1 else sinks
-        sinks = sinks.to(dtype).expand(batch, heads, queries, 1)
     output = call.query.new_empty(batch, queries, heads, values.shape[-1])
     for row in range(batch):
         seen = None if mask is None else mask[row if mask.shape[0] > 1 else 0]
@@ -75,7 +108,7 @@ def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
             kept = span.stop - span.start
             mixed = weights[:, :kept] @ layer.kept_values[span] + weights[:, kept : kept + written] @ values[row, head]
             output[row, :, own] = mixed.unflatten(0, (group, queries)).transpose(0, 1)
-    return output, None
+    return output
 
 
 def latent(call: AttentionCall, layer: RaggedLayer) -> AttentionCall:

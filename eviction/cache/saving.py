@@ -59,7 +59,7 @@ def _described(layer: Any, prefix: str, tensors: dict[str, Tensor]) -> dict[str,
     known = {
         key: _packed(value, f"{prefix}{key}", tensors)
         for key, value in vars(layer).items()
-        if key != "spans"  # they follow from the counts
+        if key not in ("spans", "_offsets")  # they follow from the counts
     }
     return {"class": name, "fields": known}
 
