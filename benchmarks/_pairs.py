@@ -47,7 +47,7 @@ def median_ratio(measured: Callable[[], object], base: Callable[[], object], pai
 
 def finish(figures: dict[str, object]) -> None:
     """Print the figures as the last line."""
-    print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))
+    print(json.dumps({name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in figures.items()}))
 
 
 def peak_bytes(work: Callable[[], object]) -> int:

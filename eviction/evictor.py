@@ -92,11 +92,14 @@ class Evictor:
     """Decoder layer -> cache layer."""
     latent: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.window = self.policy.window
+
     @property
     def limit(self) -> int | None:
         """Queries that caches carry along; None for all since the policy looked."""
-        if self.policy.window is not None:
-            return self.policy.window
+        if self.window is not None:
+            return self.window
         return None if self.policy.adds_up and self.moments.every else 0
 
     def looks(self) -> bool:
@@ -164,7 +167,7 @@ class Evictor:
             self._remember(run, call, here)
         if isinstance(key, RaggedStates) and run.looks:
             # recorded as dense keys and values under a mask; read as ever, so that looking changes nothing
-            window = None if run.padding is not None else self.policy.window
+            window = None if run.padding is not None else self.window
             run.reading = (call, key.layer)
             return proceed(densified(call, key.layer, window))
         return attend(call, proceed)
@@ -182,7 +185,7 @@ class Evictor:
         entries = entries_of(layer)
         key = (id(call.mask), type(entries), getattr(entries, "window", None), call.key.shape[2], layer.get_seq_length())
         if key not in run.known:
-            window = last_queries(run.padding, run.batch, run.tokens, self.policy.window)
+            window = last_queries(run.padding, run.batch, run.tokens, self.window)
             run.known[key] = (
                 call.mask,
                 passed(layer, call, window, run.pads),
@@ -194,7 +197,7 @@ class Evictor:
         if here not in self.calls:
             raise UnsupportedAttention(f"{type(call.module).__name__} attends in this pass, but did not in those before")
         place, reader = self.calls[here]
-        window = last_queries(run.padding, run.batch, run.tokens, self.policy.window)
+        window = last_queries(run.padding, run.batch, run.tokens, self.window)
         layer = run.cache.layers[place]
         spans = self._spans(run, call, layer)
         sinks = call.options.get("s_aux", call.options.get("sinks"))

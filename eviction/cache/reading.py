@@ -14,6 +14,9 @@ from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
 from hooks.masks import restricted, visible
 
+LOGITS = 1 << 18
+"""Logits of a head that exist at a time."""
+
 FEW = 16
 """Queries for which a block mask is made."""
 
@@ -94,21 +97,28 @@ def by_head(call: AttentionCall, layer: RaggedLayer, mask: Tensor | None, scale:
         seen = None if mask is None else mask[row if mask.shape[0] > 1 else 0]
         for head in range(kv_heads):
             span, own = layer.spans[row][head], slice(head * group, (head + 1) * group)
-            asked = call.query[row, own].flatten(0, 1)  # [group · queries, head_dim]
-            logits = torch.cat([asked @ layer.kept_keys[span].mT, asked @ keys[row, head].mT], -1).to(dtype) * scale
-            if softcap is not None:
-                logits = softcap * torch.tanh(logits / softcap)
-            logits = logits.unflatten(0, (group, queries))
-            if seen is not None:
-                part = seen[own] if seen.shape[0] > 1 else seen
-                logits = masked(logits, torch.cat([part[..., layer.slots[span].long()], part[..., total - written :]], -1))
-            if sinks is not None:
-                logits = torch.cat([logits, sinks[row, own]], -1)
-            weights = logits.softmax(-1).to(call.query.dtype).flatten(0, 1)
             kept = span.stop - span.start
-            mixed = weights[:, :kept] @ layer.kept_values[span] + weights[:, kept : kept + written] @ values[row, head]
-            output[row, :, own] = mixed.unflatten(0, (group, queries)).transpose(0, 1)
+            columns = None if seen is None else _columns(layer.slots[span].long(), total - written, total)
+            block = max(LOGITS // (group * (kept + written)), 1)
+            for part in (slice(start, start + block) for start in range(0, queries, block)):
+                asked = call.query[row, own, part].flatten(0, 1)  # [group · queries, head_dim]
+                logits = torch.cat([asked @ layer.kept_keys[span].mT, asked @ keys[row, head].mT], -1).to(dtype) * scale
+                if softcap is not None:
+                    logits = softcap * torch.tanh(logits / softcap)
+                logits = logits.unflatten(0, (group, -1))
+                if seen is not None:
+                    logits = masked(logits, (seen[own, part] if seen.shape[0] > 1 else seen[:, part])[..., columns])
+                if sinks is not None:
+                    logits = torch.cat([logits, sinks[row, own, part]], -1)
+                weights = logits.softmax(-1).to(call.query.dtype).flatten(0, 1)
+                mixed = weights[:, :kept] @ layer.kept_values[span] + weights[:, kept : kept + written] @ values[row, head]
+                output[row, part, own] = mixed.unflatten(0, (group, -1)).transpose(0, 1)
     return output
+
+
+def _columns(slots: Tensor, start: int, end: int) -> Tensor:
+    """The places in a mask of entries at `slots` and of those from `start` to `end`."""
+    return torch.cat([slots, torch.arange(start, end, device=slots.device)])
 
 
 def latent(call: AttentionCall, layer: RaggedLayer) -> AttentionCall:

@@ -35,11 +35,15 @@ class Recent:
 
     def followed_by(self, later: "Recent", limit: int | None) -> "Recent":
         """These and `later` ones, the last `limit` of them."""
+        left = self.count if limit is None else min(max(limit - later.count, 0), self.count)
+        if not left:
+            return later if limit is None or later.count <= limit else later.part(slice(-limit, None))
+        first = self.count - left
         return Recent(
-            {reader: torch.cat([self.queries[reader], part], 2) for reader, part in later.queries.items()},
-            torch.cat([self.spans, later.spans], 1),
-            {reader: torch.cat([self.sinks[reader], part], 2) for reader, part in later.sinks.items()},
-        ).part(slice(0 if limit is None else -limit, None))
+            {reader: torch.cat([self.queries[reader][:, :, first:], part], 2) for reader, part in later.queries.items()},
+            torch.cat([self.spans[:, first:], later.spans], 1),
+            {reader: torch.cat([self.sinks[reader][:, :, first:], part], 2) for reader, part in later.sinks.items()},
+        )
 
     def part(self, which: slice) -> "Recent":
         """Some of the queries, in tensors of their own."""

@@ -1,0 +1,19 @@
+"""The GPU benchmark, which no CI machine can run as it is, works: on a CPU it runs at a toy size."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_gpu_benchmark_runs_on_a_cpu_at_a_toy_size():
+    script = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+    ran = subprocess.run([sys.executable, script, "--json"], capture_output=True, text=True, timeout=600, env=None, check=False)
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(ran.stdout.splitlines()[-1])
+    assert figures["capture_identical"] is True
+    assert figures["float32_error"] < 1e-5
+    assert figures["bfloat16_error"] < 1e-5  # float32 at this size
+    assert figures["cache_ragged_gb"] < 0.25 * figures["cache_full_gb"]
+    assert figures["peak_chunked_gb"] < figures["peak_evicting_gb"]
+    assert all(value == value for value in figures.values())
