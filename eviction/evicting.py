@@ -15,6 +15,7 @@ from eviction.moments import Moments
 from eviction.places import require_places
 from eviction.policy import Policy
 from hooks.capture import capture
+from hooks.compiled import is_compiled, uncompiled
 from hooks.dispatch import intercept
 
 
@@ -36,7 +37,8 @@ def evicting(
     that cannot be (linear states, an eviction half done) says so at its next use.
 
     Args:
-        model: a causal language model of transformers, not compiled.
+        model: a causal language model of transformers. One that was compiled in place (`model.compile()`, `model.forward = torch.compile(…)`)
+            runs compiled in passes at which the policy need not look, on caches whose budgets do not differ; others run it as it was.
         policy: what is kept. One that looks at all queries (H2O) adds up those of each pass that it looks after, and decoded ones where
             `every` is set.
         budget: entries per KV head, or a fraction of those that a row would have in that layer (pads apart, within a sliding window).
@@ -61,20 +63,61 @@ def driving(
     uniform_entries(budget, torch.tensor([1]))
     require_places(model)
     EvictedCache.require_support(DynamicCache(config=model.config))  # type: ignore[arg-type]
-    if any(isinstance(getattr(hook, "__self__", None), Evictor) for hook in model._forward_pre_hooks.values()):
+    at_work = [*model._forward_pre_hooks.values(), model._compiled_call_impl]
+    if any(isinstance(getattr(hook, "__self__", None), Evictor) for hook in at_work):
         raise ValueError("the model is inside an evicting block already; give one block all of its moments")
     evictor = Evictor(model, policy, budget, moments, watch)
+    with (_between if is_compiled(model) else _hooked)(model, evictor):
+        yield evictor
+
+
+@contextmanager
+def _hooked(model: nn.Module, evictor: Evictor) -> Iterator[None]:
     handles: list[Any] = []
     try:
         handles.append(model.register_forward_pre_hook(evictor.begin, with_kwargs=True))
         handles.append(model.register_forward_hook(evictor.end))
-        with (
-            intercept(model, evictor.attend),
-            capture(model, window=policy.window, visitor=evictor.look, due=evictor.looks),
-            intercept(model, evictor.compute),
-        ):
-            yield evictor
+        with _seeing(model, evictor):
+            yield
     finally:
         for handle in handles:
             handle.remove()
         evictor.abandon()
+
+
+@contextmanager
+def _between(model: nn.Module, evictor: Evictor) -> Iterator[None]:
+    """Of a compiled model: no hook, which would be traced, but a decision at each call which of the two it is that runs."""
+    own = "_compiled_call_impl" in model.__dict__
+    before = model._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = evictor.begin(model, args, kwargs)
+        if evictor.sees():
+            with uncompiled(model), _seeing(model, evictor):
+                output = model(*args, **kwargs)
+        else:
+            output = (before or model._call_impl)(*args, **kwargs)
+        evictor.end(model, args, output)
+        return output
+
+    call.__self__ = evictor  # type: ignore[attr-defined]
+    object.__setattr__(model, "_compiled_call_impl", call)
+    try:
+        yield
+    finally:
+        if own:
+            object.__setattr__(model, "_compiled_call_impl", before)
+        else:
+            object.__delattr__(model, "_compiled_call_impl")
+        evictor.abandon()
+
+
+@contextmanager
+def _seeing(model: nn.Module, evictor: Evictor) -> Iterator[None]:
+    with (
+        intercept(model, evictor.attend),
+        capture(model, window=evictor.window, visitor=evictor.look, due=evictor.looks),
+        intercept(model, evictor.compute),
+    ):
+        yield

@@ -106,7 +106,12 @@ class Evictor:
         """Whether the pass that runs is recorded."""
         return self.running is not None and self.running.looks
 
-    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def sees(self) -> bool:
+        """Whether the pass that runs must not be a compiled one: it is recorded, or its queries are taken along, or heads differ."""
+        run = self.running
+        return run is not None and (run.looks or self.moments.every is not None or EvictedCache(run.cache.layers).ragged)
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before a pass: which cache it writes to, and whether a choice follows."""
         self.abandon()
         called, keyword = given(model, args, kwargs), cache_keyword(model)
@@ -244,11 +249,13 @@ class Evictor:
         new = run.recent.get(place)
         if new is None:
             return None
-        old = getattr(entries_of(run.cache.layers[place]), "recent", None)
-        if old is not None and new.queries.keys() <= old.queries.keys():
-            limit = None if self.limit == 0 else self.limit
-            return old.followed_by(new, limit) if self.limit != 0 else new
-        return new
+        layer: Any = entries_of(run.cache.layers[place])
+        old = getattr(layer, "recent", None)
+        if self.limit == 0 or old is None or not new.queries.keys() <= old.queries.keys():
+            return new
+        # a cache that went on elsewhere has seen queries that are not known here
+        follows = int(old.spans[:, -1, 1].amax()) == layer.get_seq_length() - run.tokens - 1
+        return old.followed_by(new, self.limit) if follows else new
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After a pass: choose, free, and take the last queries along."""

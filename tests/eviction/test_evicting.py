@@ -493,7 +493,7 @@ def test_bad_input_is_told_what_is_wrong():
     ):
         with pytest.raises(ValueError, match=message):
             Moments(**wrong)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend="eager")  # another module; in place is another matter
     with pytest.raises(UnsupportedAttention, match="compiled"), evicting(compiled, chosen, 10):
         pass
 
@@ -542,3 +542,57 @@ def test_assisted_decoding_is_refused_where_it_would_take_back_what_was_evicted(
         pytest.raises(ValueError, match=r"cannot take back \d tokens.*assisted decoding"),
     ):
         model.generate(prompt(30), **settings, **more)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["module", "forward", "layers"])
+@pytest.mark.parametrize("when", [Moments(), Moments(every=3)])
+@pytest.mark.parametrize("name", ["snapkv", "adakv"])
+def test_a_model_compiled_in_place_evicts_what_it_does_as_it_was(name, when, way):
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    plain, model, counter = tiny("llama"), tiny("llama"), CompileCounter()
+    if way == "module":
+        model.compile(backend=counter)
+    elif way == "forward":
+        model.forward = torch.compile(model.forward, backend=counter)
+    else:
+        for layer in model.model.layers:
+            layer.compile(backend=counter)
+    before = dict(model.__dict__)
+    steps = [(20, 0), *((1, seed) for seed in range(1, 7)), (6, 8), (1, 9), (1, 10)]
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "pad_token_id": 0}
+    found = []
+    for each in (plain, model):
+        cache, kept = DynamicCache(config=each.config), []
+        with evicting(each, policy(name, **SNAP), 12, when, watch=lambda event: kept.append(event.keep)):  # noqa: B023
+            logits = conversation(each, cache, *steps)
+            with pytest.raises(ValueError, match="already"), evicting(each, policy(name, **SNAP), 12):
+                pass
+            found.append((logits, kept, each.generate(prompt(20), **settings)))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert torch.equal(found[0][2], found[1][2])
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert (counter.frame_count > 0) == (name == "snapkv" and when == Moments())  # only there are passes that nothing looks at
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert dict(model.__dict__) == before
+    assert not is_intercepted(model)
+
+
+@torch.no_grad()
+def test_queries_that_a_cache_saw_elsewhere_are_not_jumped_over():
+    """The window is of queries that follow each other: after a turn outside of the block it begins anew."""
+    model, chosen = tiny("llama"), policy("snapkv", **SNAP)
+    inside, outside = DynamicCache(), DynamicCache()
+    with evicting(model, chosen, 10, Moments(every=8)):
+        for cache in (inside, outside):
+            conversation(model, cache, (20, 0))
+        conversation(model, inside, (1, 1), (1, 2))
+    conversation(model, outside, (1, 1), (1, 2))
+    with evicting(model, chosen, 10, Moments(every=2)):
+        for cache in (inside, outside):
+            conversation(model, cache, (1, 3))
+    known, unknown = (cache.layers[0].recent.count for cache in (inside, outside))
+    assert (known, unknown) == (4, 1)
