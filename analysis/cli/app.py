@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.generate import generate
 from analysis.cli.head_scores import head_scores
 from analysis.cli.models import models
 from analysis.cli.policies import explain, policies
@@ -24,6 +25,7 @@ app.command()(models)
 app.command()(policies)
 app.command()(explain)
 app.command()(head_scores)
+app.command()(generate)
 
 
 def _version(wanted: bool) -> bool:
