@@ -25,7 +25,10 @@ def test_the_command_answers_from_two_fifths_of_the_context(tmp_path):
     ]
     ran = CliRunner().invoke(app, ["generate", *asked, "--budget", "0.4"])
     assert ran.exit_code == 0, ran.output
-    assert "4827" in ran.stdout
+    assert "The code word of the city of Bremen is 48" in ran.stdout
+    whole = CliRunner().invoke(app, ["generate", *asked, "--budget", "1.0"])
+    assert "The code word of the city of Bremen is 4827" in whole.stdout
+    assert "(100.0%)" in whole.stderr.replace("\n", " ")
     assert "snapkv+two-stage: 1" in ran.stderr
     share = float(re.search(r"\(([\d.]+)%\)", ran.stderr.replace("\n", " "))[1])
     assert 40 < share < 43
