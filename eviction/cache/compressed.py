@@ -3,6 +3,8 @@
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+ASSISTED = "assisted decoding takes back what was guessed wrongly: it needs a cache that nothing is evicted from"
+
 
 class CompressedLayer(DynamicLayer):
     """Tokens written since the eviction can be taken back, and nothing else; positions go on where the prompt ended.
@@ -21,14 +23,15 @@ class CompressedLayer(DynamicLayer):
             ValueError: it would reach into the compressed prompt, whose dropped entries are gone.
         """
         if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the negative of the number of tokens to take back, not {tokens_to_remove}")
+            raise ValueError(
+                f"crop takes the negative of the number of tokens to take back, not {tokens_to_remove} ({ASSISTED})"
+            )
         assert self.keys is not None
         written = self.keys.shape[-2] - self.kept
         if -tokens_to_remove > written:
             raise ValueError(
                 f"cannot take back {-tokens_to_remove} tokens: only {written} were written after the eviction, and the "
-                "entries dropped from the prompt are gone; prefill the shorter prompt instead (assisted decoding takes back what was guessed "
-                "wrongly: it needs a cache that nothing is evicted from)"
+                f"entries dropped from the prompt are gone; prefill the shorter prompt instead ({ASSISTED})"
             )
         # not DynamicLayer's: releases differ in what they take, and count by get_seq_length, which here includes what was dropped
         assert self.values is not None

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from kinds import LATEST
 from models import prompt, tiny
 from transformers import TextIteratorStreamer
 from transformers.cache_utils import DynamicCache
@@ -539,7 +540,7 @@ def test_assisted_decoding_is_refused_where_it_would_take_back_what_was_evicted(
     more = {"assistant_model": tiny("llama", num_hidden_layers=1)} if how == "assistant" else {"prompt_lookup_num_tokens": 3}
     with (
         evicting(model, policy("snapkv", **SNAP), 12),
-        pytest.raises(ValueError, match=r"cannot take back \d tokens.*assisted decoding"),
+        pytest.raises(ValueError, match=r"(cannot take back \d tokens|crop takes the negative).*assisted decoding"),
     ):
         model.generate(prompt(30), **settings, **more)
 
@@ -576,7 +577,7 @@ def test_a_model_compiled_in_place_evicts_what_it_does_as_it_was(name, when, way
     for one, other in zip(found[0][1], found[1][1], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert (counter.frame_count > 0) == (name == "snapkv" and when == Moments())  # only there are passes that nothing looks at
-    assert not torch._dynamo.utils.counters["graph_break"]
+    assert not LATEST or not torch._dynamo.utils.counters["graph_break"]
     assert dict(model.__dict__) == before
     assert not is_intercepted(model)
 
