@@ -1,6 +1,6 @@
 """Change what attention sees, without changing the cache: the masked reference that every compressed cache must equal."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,15 @@ from hooks.masks import restricted, visible
 
 
 @contextmanager
-def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch _ prompt"] | None]) -> Iterator[None]:
+def hiding(
+    model: nn.Module, keep: Sequence[Bool[Tensor, "batch _ prompt"] | None] | Mapping[int, Bool[Tensor, "batch _ prompt"]]
+) -> Iterator[None]:
     """Inside the `with` block, attention does not see the entries that `keep` (one mask per decoder layer) leaves out.
 
     `keep[l][b, k, i]` says whether entry i of KV head k in layer l stays visible to row b; a mask with one head is for all of them (latent
     attention caches one). Entries beyond the masks, those written after the prompt, stay visible. Attention renormalises over what it
     sees, which is eviction without freeing memory. The cache itself is untouched. Layers are counted by their place in the model's list;
-    those without attention have None.
+    those without attention have None. Of a mapping, layers that are not in it see everything.
 
     Raises:
         ValueError: a mask does not fit the batch, the KV heads or the tokens seen; or there is no mask for a layer.
@@ -41,9 +43,9 @@ def hiding(model: nn.Module, keep: Sequence[Bool[Tensor, "batch _ prompt"] | Non
                 "attn_implementation='sdpa' or 'eager'"
             )
         layer = place.layer
-        if layer is None:
+        if layer is None or (isinstance(keep, Mapping) and layer not in keep):
             return proceed(call)
-        chosen = keep[layer] if layer < len(keep) else None
+        chosen = keep[layer] if isinstance(keep, Mapping) or layer < len(keep) else None
         if chosen is None:
             raise ValueError(f"layer {layer} calls attention, but there is no keep-mask for it ({len(keep)} masks are given)")
         batch, heads = call.query.shape[:2]
@@ -91,3 +93,33 @@ class _Place:
             self.layer = index
 
         return before
+
+
+@contextmanager
+def replaying(model: nn.Module, outputs: Mapping[int, Any]) -> Iterator[None]:
+    """Inside the `with` block, the decoder layers that `outputs` names return what it has for them and compute nothing.
+
+    What lies below a change need not be run again: its outputs, recorded before, take its place. Layers are counted by their place in
+    the model's list. They do not write to a cache.
+
+    Raises:
+        ValueError: a layer does not exist or has no attention.
+    """
+    found = {layer.index: layer.module for layer in decoder_layers(model)[0]}
+    if unknown := sorted(set(outputs) - set(found)):
+        raise ValueError(f"layers {unknown} do not exist or have no attention: those that have are {sorted(found)}")
+    own = {index: found[index].__dict__.get("forward") for index in outputs}
+
+    def stub(output: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: output
+
+    try:
+        for index, output in outputs.items():
+            object.__setattr__(found[index], "forward", stub(output))
+        yield
+    finally:
+        for index, before in own.items():
+            if before is None:
+                found[index].__dict__.pop("forward", None)
+            else:
+                object.__setattr__(found[index], "forward", before)
