@@ -3,11 +3,11 @@
 from eviction.cache import EvictedCache, cache_bytes, reading
 from eviction.errors import BudgetError
 from eviction.evicting import evicting
-from eviction.evictor import Eviction
 from eviction.generate import Prefilled, generate, prefill
 from eviction.head_scores import HeadScores
 from eviction.moments import Moments
 from eviction.observation import Observation
+from eviction.passes import Eviction
 from eviction.policy import Policy, snapkv, snapkv_two_stage
 from eviction.registry import describe, names, policy, register, unregister
 from eviction.select import Decision

@@ -10,13 +10,15 @@ from transformers.cache_utils import DynamicCache
 
 from eviction.allocate import uniform_entries
 from eviction.cache import EvictedCache
-from eviction.evictor import Evictor, Watch
+from eviction.cache.reading import attend
+from eviction.evictor import Evictor
 from eviction.moments import Moments
+from eviction.passes import Watch
 from eviction.places import require_places
 from eviction.policy import Policy
 from hooks.capture import capture
 from hooks.compiled import is_compiled, uncompiled
-from hooks.dispatch import intercept
+from hooks.dispatch import intercept, is_handled_by
 
 
 @contextmanager
@@ -33,12 +35,14 @@ def evicting(
     Decoding then equals that on the full cache with the evicted entries masked from then on, up to float rounding. Caches of any number may
     take turns, and go on outside the block (inside `with reading(model):`, where budgets differ). Any kernel, any batch padded on the left.
 
-    After an exception or an interrupt nothing is left on the model, and a cache that a pass was writing to is as before that pass, or where
-    that cannot be (linear states, an eviction half done) says so at its next use.
+    After an exception nothing is left on the model, and a cache that a pass was writing to is as before that pass, or where that cannot be
+    (linear states, an eviction half done) says so at its next use; after an interrupt so from the next pass or the end of the block on.
+    A block is for one thread at a time.
 
     Args:
         model: a causal language model of transformers. One that was compiled in place (`model.compile()`, `model.forward = torch.compile(…)`)
-            runs compiled in passes at which the policy need not look, on caches whose budgets do not differ; others run it as it was.
+            runs compiled in passes at which the policy need not look, on caches whose budgets do not differ; others run it as it was. Where
+            nothing is chosen while decoding, queries of compiled passes are not known to a later turn.
         policy: what is kept. One that looks at all queries (H2O) adds up those of each pass that it looks after, and decoded ones where
             `every` is set.
         budget: entries per KV head, or a fraction of those that a row would have in that layer (pads apart, within a sliding window).
@@ -47,8 +51,8 @@ def evicting(
 
     Raises:
         BudgetError: the budget is outside its range.
-        ValueError: the model is inside such a block already; in a pass: there is no cache, or the attention mask does not fit, pads on the
-            right or is not [batch, tokens].
+        ValueError: the model is inside such a block or a `reading` block already; in a pass: there is no cache, or the attention mask does
+            not fit, pads on the right or is not [batch, tokens].
         UnsupportedAttention: the model's attention or a cache cannot be evicted from.
     """
     with driving(model, policy, budget, when or Moments(), watch):
@@ -66,6 +70,10 @@ def driving(
     at_work = [*model._forward_pre_hooks.values(), model._compiled_call_impl]
     if any(isinstance(getattr(hook, "__self__", None), Evictor) for hook in at_work):
         raise ValueError("the model is inside an evicting block already; give one block all of its moments")
+    if is_handled_by(model, attend):
+        raise ValueError(
+            "the model is inside a reading block, which would read before anything is seen; an evicting block reads by itself"
+        )
     evictor = Evictor(model, policy, budget, moments, watch)
     with (_between if is_compiled(model) else _hooked)(model, evictor):
         yield evictor
@@ -76,7 +84,7 @@ def _hooked(model: nn.Module, evictor: Evictor) -> Iterator[None]:
     handles: list[Any] = []
     try:
         handles.append(model.register_forward_pre_hook(evictor.begin, with_kwargs=True))
-        handles.append(model.register_forward_hook(evictor.end))
+        handles.append(model.register_forward_hook(evictor.end, always_call=True))
         with _seeing(model, evictor):
             yield
     finally:
@@ -93,12 +101,15 @@ def _between(model: nn.Module, evictor: Evictor) -> Iterator[None]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = evictor.begin(model, args, kwargs)
-        if evictor.sees():
-            with uncompiled(model), _seeing(model, evictor):
-                output = model(*args, **kwargs)
-        else:
-            output = (before or model._call_impl)(*args, **kwargs)
-        evictor.end(model, args, output)
+        output = None
+        try:
+            if evictor.sees():
+                with uncompiled(model), _seeing(model, evictor):
+                    output = model(*args, **kwargs)
+            else:
+                output = (before or model._call_impl)(*args, **kwargs)
+        finally:
+            evictor.end(model, args, output)
         return output
 
     call.__self__ = evictor  # type: ignore[attr-defined]

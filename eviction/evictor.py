@@ -1,28 +1,27 @@
 """What happens before, in and after each pass of a model that is evicted from."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
-from eviction.cache import EvictedCache, RaggedLayer
+from eviction.cache import EvictedCache
 from eviction.cache.broken import Before, break_cache, length_of, take_back
-from eviction.cache.compact import compact, slots_of
+from eviction.cache.compact import compact
 from eviction.cache.hybrid import entries_of
 from eviction.cache.owner import owner
 from eviction.cache.reading import attend, densified, read
 from eviction.cache.recent import Recent, watched
 from eviction.cache.states import LatentStates, RaggedStates
-from eviction.looking import observation, passed, recorded
+from eviction.looking import last_query, observation, passed, recorded
 from eviction.moments import Moments
+from eviction.passes import Eviction, Pass, Watch, changed, held_by, over_all
 from eviction.places import left_padding
-from eviction.policy import Policy, Scored, merged
-from eviction.select import Decision
+from eviction.policy import Policy, merged
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed
 from hooks.errors import UnsupportedAttention
 from hooks.forward import cache_keyword, given
@@ -30,48 +29,8 @@ from hooks.records import LayerRecord
 from hooks.window import last_queries
 
 
-@dataclass(frozen=True)
-class Eviction:
-    """What was decided after one pass.
-
-    `decisions` are those of the layers that hold entries, in order, over all tokens `seen`: what stays of them. `keep` has one mask for
-    each decoder layer, as `hooks.hiding` takes them: that of the layer whose entries it reads, or None where it has no attention.
-    """
-
-    cache: Cache
-    seen: int
-    decisions: tuple[Decision, ...]
-    keep: tuple[Bool[Tensor, "batch _ seen"] | None, ...]
-
-
-Watch = Callable[[Eviction], None]
-
-
-@dataclass
-class _Pass:
-    """One pass of the model over one cache."""
-
-    cache: Cache
-    tokens: int
-    batch: int
-    padding: Tensor | None
-    budget: int | float | None
-    """None where no choice follows."""
-    looks: bool
-    before: Before
-    calls: Counter[int] = field(default_factory=Counter)
-    order: list[tuple[int, int]] = field(default_factory=list)
-    spans: dict[tuple[int, int], tuple[RaggedLayer, Tensor | None]] = field(default_factory=dict)
-    known: dict[Any, Any] = field(default_factory=dict)
-    readers: Counter[int] = field(default_factory=Counter)
-    recent: dict[int, Recent | None] = field(default_factory=dict)
-    scored: dict[int, list[Scored]] = field(default_factory=dict)
-    reading: tuple[AttentionCall, RaggedLayer] | None = None
-
-    @property
-    def pads(self) -> Tensor | None:
-        """Pads of each row."""
-        return None if self.padding is None else (~self.padding).sum(-1)
+class _Raised(Exception):
+    """A pass did not come to its end."""
 
 
 @dataclass
@@ -85,7 +44,7 @@ class Evictor:
     watch: Watch | None
     choose: bool | None = None
     """Whether a choice follows the next pass; None leaves that to the moments."""
-    running: _Pass | None = None
+    running: Pass | None = None
     calls: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(attention module, its how manieth call of a pass) -> (cache layer, its how manieth reader)."""
     places: dict[int, int] = field(default_factory=dict)
@@ -113,6 +72,11 @@ class Evictor:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before a pass: which cache it writes to, and whether a choice follows."""
+        run = self.running
+        if run is not None and run.thread is not threading.current_thread() and run.thread.is_alive():
+            raise RuntimeError(
+                f"a pass of thread {run.thread.name} is running in this evicting block; a block is for one thread at a time"
+            )
         self.abandon()
         called, keyword = given(model, args, kwargs), cache_keyword(model)
         cache: Any = next((called[name] for name in ("cache", "past_key_values") if called.get(name) is not None), None)
@@ -122,14 +86,20 @@ class Evictor:
             )
         if cache is None:
             cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
-            kwargs = {**kwargs, keyword: cache, "use_cache": True}
+            args, kwargs = changed(model, args, kwargs, {keyword: cache, "use_cache": True})
         EvictedCache.require_support(cache)
-        tokens = next(called[name] for name in ("input_ids", "inputs_embeds") if called.get(name) is not None)
+        tokens: Any = next((called[name] for name in ("input_ids", "inputs_embeds") if called.get(name) is not None), None)
+        if tokens is None:
+            raise ValueError("a pass without input_ids or inputs_embeds has no tokens to write to a cache")
         batch, count = tokens.shape[:2]
+        asked = called.get("logits_to_keep")
+        if isinstance(asked, int) and asked > 0:  # by their places: asked for a number of them, some families run fewer queries
+            places = torch.arange(max(count - asked, 0), count, device=tokens.device)
+            args, kwargs = changed(model, args, kwargs, {"logits_to_keep": places})
         seen = cache.get_seq_length()
         padding = left_padding((batch, seen + count), called.get("attention_mask"), whole=False)
         budget = self._due(cache, count)
-        self.running = _Pass(
+        self.running = Pass(
             cache,
             count,
             batch,
@@ -185,10 +155,11 @@ class Evictor:
         (original, layer), run.reading = run.reading, None
         return read(original, layer)
 
-    def _spans(self, run: _Pass, call: AttentionCall, layer: Any) -> Tensor | None:
+    def _spans(self, run: Pass, call: AttentionCall, layer: Any) -> Tensor | None:
         """What the call's last queries see; computed once for all calls with the same mask."""
         entries = entries_of(layer)
-        key = (id(call.mask), type(entries), getattr(entries, "window", None), call.key.shape[2], layer.get_seq_length())
+        windows = (getattr(entries, "window", None), call.options.get("sliding_window"))
+        key = (id(call.mask), type(entries), *windows, call.key.shape[2], layer.get_seq_length())
         if key not in run.known:
             window = last_queries(run.padding, run.batch, run.tokens, self.window)
             run.known[key] = (
@@ -197,7 +168,7 @@ class Evictor:
             )  # the mask is held, so that its id stays its own
         return run.known[key][1]
 
-    def _remember(self, run: _Pass, call: AttentionCall, here: tuple[int, int]) -> None:
+    def _remember(self, run: Pass, call: AttentionCall, here: tuple[int, int]) -> None:
         """Take the call's last queries along, in a pass that is not recorded."""
         if here not in self.calls:
             raise UnsupportedAttention(f"{type(call.module).__name__} attends in this pass, but did not in those before")
@@ -210,7 +181,7 @@ class Evictor:
         new = None if spans is None else Recent({reader: window.take(call.query, 2)}, spans, each)
         self._join(run, place, reader, new)
 
-    def _join(self, run: _Pass, place: int, reader: int, new: Recent | None) -> None:
+    def _join(self, run: Pass, place: int, reader: int, new: Recent | None) -> None:
         """Note the pass's queries of one reader beside those of the others."""
         old = run.recent.get(place)
         if reader and old is not None and new is not None:
@@ -238,66 +209,92 @@ class Evictor:
                 "evicted from"
             )
         self.calls[here] = (place, reader)
-        self._join(run, place, reader, recorded(layer, record, reader, run.pads, spans))
+        # what adds up does so now, and every query of the pass is looked at as it is recorded: there is nothing to take along
+        alone = self.limit == 0 or (self.policy.adds_up and run.budget is not None)
+        old = None if self.limit == 0 else self._old(run, place)
+        if alone and old is None:
+            recent = recorded(layer, last_query(record), reader, run.pads, None if spans is None else spans[:, -1:])
+        else:
+            recent = recorded(layer, record, reader, run.pads, spans)
+        if not alone:
+            self._join(run, place, reader, recent)
+            recent = self._recent(run, place)
+        elif old is not None and recent is not None:
+            recent = old.followed_by(recent, None)
         if run.budget is None:
             return
-        seen = observation(layer, record, reader, self._recent(run, place), latent=latent, pads=run.pads)
+        seen = observation(layer, record, reader, recent, latent=latent, pads=run.pads)
         run.scored.setdefault(place, []).append(self.policy.score(seen, run.budget))
 
-    def _recent(self, run: _Pass, place: int) -> Recent | None:
-        """The last queries, this pass's and those before."""
-        new = run.recent.get(place)
-        if new is None:
-            return None
+    def _old(self, run: Pass, place: int) -> Recent | None:
+        """The queries before this pass; None where those right before it are not known, of a cache that went on elsewhere."""
         layer: Any = entries_of(run.cache.layers[place])
         old = getattr(layer, "recent", None)
-        if self.limit == 0 or old is None or not new.queries.keys() <= old.queries.keys():
+        if old is None or int(old.spans[:, -1, 1].amax()) != layer.get_seq_length() - run.tokens - 1:
+            return None
+        return old
+
+    def _recent(self, run: Pass, place: int) -> Recent | None:
+        """The last queries, this pass's and those before."""
+        new, old = run.recent.get(place), self._old(run, place)
+        if new is None or old is None or not new.queries.keys() <= old.queries.keys():
             return new
-        # a cache that went on elsewhere has seen queries that are not known here
-        follows = int(old.spans[:, -1, 1].amax()) == layer.get_seq_length() - run.tokens - 1
-        return old.followed_by(new, self.limit) if follows else new
+        return old.followed_by(new, self.limit)
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """After a pass: choose, free, and take the last queries along."""
+        """After a pass, or after it raised (`output` is None then): choose, free, and take the last queries along."""
         run = self.running
-        if run is None:
+        if run is None or run.thread is not threading.current_thread():
             return
-        carry = {place: self._recent(run, place) if self.limit != 0 else None for place in run.recent}
-        if run.budget is not None and run.scored:
-            self._evict(run)
-            if self.policy.adds_up:
-                carry = {}
-        self.running = None
-        layers = run.cache.layers
-        for place, layer in enumerate(layers):
-            layers[place] = layer = watched(layer)
-            if place in run.readers or place in carry:
-                entries_of(layer).recent = carry.get(place)
-            if run.budget is not None and hasattr(entries_of(layer), "looked"):
-                entries_of(layer).looked = length_of(layer)
-
-    def _evict(self, run: _Pass) -> None:
-        cache, places = run.cache, sorted(run.scored)
-        decided = self.policy.decide_all([merged(run.scored[place]) for place in places])
-        over = [_over_all(cache.layers[place], decision) for place, decision in zip(places, decided, strict=True)]
-        masks = {place: decision.keep for place, decision in zip(places, over, strict=True)}
-        carried = self._carried(run, places)
-        seen, layers = cache.get_seq_length(), len(cache.layers)
         try:
-            kept = [masks.get(place) for place in range(layers)]
-            cache.layers[:] = compact(
-                cache.layers, kept, padding=run.padding, latent=self.latent, carried=carried, consume=True
-            )
+            if output is None:
+                raise _Raised
+            if run.order:
+                raise UnsupportedAttention(
+                    f"{len(run.order)} attention calls of a pass could not be recorded: another handler kept them"
+                )
+            event = self._settle(run)
+        except BaseException as error:
+            self.abandon()
+            if not isinstance(error, _Raised):
+                raise
+            return
+        if event is not None and self.watch is not None:
+            self.watch(event)
+
+    def _settle(self, run: Pass) -> Eviction | None:
+        """Choose and free what is not kept; from then on there is no way back."""
+        cache = run.cache
+        carry = {place: self._recent(run, place) if self.limit != 0 else None for place in run.recent}
+        event, masks, carried = None, {}, None
+        if run.budget is not None and run.scored:
+            places = sorted(run.scored)
+            decided = self.policy.decide_all([merged(run.scored[place]) for place in places])
+            over = [over_all(cache.layers[place], decision) for place, decision in zip(places, decided, strict=True)]
+            masks = {place: decision.keep for place, decision in zip(places, over, strict=True)}
+            carried = self._carried(run, places)
+            every = range(max(max(self.places) + 1, len(cache.layers)))
+            keep = tuple(masks.get(self.places[layer]) if layer in self.places else None for layer in every)
+            event = Eviction(cache, cache.get_seq_length(), tuple(over), keep)
+        self.running = None
+        try:
+            layers: list[Any] = list(cache.layers)
+            if event is not None:
+                kept = [masks.get(place) for place in range(len(layers))]
+                layers = compact(layers, kept, padding=run.padding, latent=self.latent, carried=carried, consume=True)
+            layers = [watched(layer) for layer in layers]
+            for place, layer in enumerate(layers):
+                if place in run.readers or place in carry:
+                    entries_of(layer).recent = carry.get(place)
+                if run.budget is not None and hasattr(entries_of(layer), "looked"):
+                    entries_of(layer).looked = length_of(layer)
+            cache.layers[:] = layers
         except BaseException:
             break_cache(cache, "an eviction from it was interrupted half done")
-            self.running = None
             raise
-        if self.watch is not None:
-            every = range(max(max(self.places) + 1, layers))
-            keep = tuple(masks.get(self.places[layer]) if layer in self.places else None for layer in every)
-            self.watch(Eviction(cache, seen, tuple(over), keep))
+        return event
 
-    def _carried(self, run: _Pass, places: list[int]) -> Mapping[int, Tensor] | None:
+    def _carried(self, run: Pass, places: list[int]) -> Mapping[int, Tensor] | None:
         """What each entry was given so far [batch, kv_heads, held, readers · group]."""
         if not self.policy.adds_up:
             return None
@@ -307,7 +304,7 @@ class Evictor:
             heads = layer.keys.shape[1]
             parts = [each.carried.unflatten(1, (heads, -1)) for each in run.scored[place] if each.carried is not None]
             # a sliding window's cache holds the last of those that attention saw
-            carried[place] = torch.cat(parts, 2).movedim(2, 3)[:, :, -_held(layer) :]
+            carried[place] = torch.cat(parts, 2).movedim(2, 3)[:, :, -held_by(layer) :]
         return carried
 
     def abandon(self) -> None:
@@ -315,19 +312,3 @@ class Evictor:
         run, self.running = self.running, None
         if run is not None:
             take_back(run.cache, run.before)
-
-
-def _held(layer: Any) -> int:
-    return slots_of(layer).shape[2]
-
-
-def _over_all(layer: Any, decision: Decision) -> Decision:
-    """The decision over the entries of a layer, over all tokens seen."""
-    slots, seen = slots_of(layer).long(), layer.get_seq_length()
-
-    def spread(mask: Tensor) -> Tensor:
-        mask = mask[..., -slots.shape[2] :]
-        at = slots.where(slots >= 0, seen).expand_as(mask)
-        return mask.new_zeros(*mask.shape[:2], seen + 1).scatter_(2, at, mask)[..., :seen]
-
-    return Decision(spread(decision.keep), None if decision.stage1 is None else spread(decision.stage1))

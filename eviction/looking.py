@@ -19,6 +19,19 @@ from hooks.masks import visible
 from hooks.records import LayerRecord
 from hooks.window import Window
 
+KNOWN = ("queries", "mask", "query_valid")
+QUERIES = {
+    "queries": 2,
+    "mask": 2,
+    "query_valid": 1,
+    "hidden_before": 1,
+    "hidden_after": 1,
+    "attention_output": 1,
+    "projected_output": 1,
+    "gate": 2,
+}
+"""Fields of a record that have a dimension of queries, and which it is."""
+
 
 def observation(
     layer: Any,
@@ -80,11 +93,7 @@ def extended(record: LayerRecord, recent: Recent, reader: int, slots: Tensor | N
         mask=mask,
         query_valid=valid,
         sinks=sinks,
-        hidden_before=_unknown(record.hidden_before, 1, count),
-        hidden_after=_unknown(record.hidden_after, 1, count),
-        attention_output=_unknown(record.attention_output, 1, count),
-        projected_output=_unknown(record.projected_output, 1, count),
-        gate=_unknown(record.gate, 2, count),
+        **{name: _unknown(getattr(record, name), dim, count) for name, dim in QUERIES.items() if name not in KNOWN},
     )
 
 
@@ -95,6 +104,17 @@ def _unknown(part: Any, dim: int, count: int) -> Any:
     shape = list(part.shape)
     shape[dim] = count
     return torch.cat([part.new_full(shape, torch.nan), part], dim)
+
+
+def last_query(record: LayerRecord) -> LayerRecord:
+    """The record of its last query alone."""
+    one = slice(-1, None)
+    changed: dict[str, Any] = {
+        name: None if (part := getattr(record, name)) is None else part.narrow(dim, part.shape[dim] - 1, 1)
+        for name, dim in QUERIES.items()
+    }
+    sinks = record.sinks
+    return replace(record, **changed, sinks=sinks if sinks is None or sinks.dim() == 1 else sinks[:, :, one])
 
 
 def recorded(layer: Any, record: LayerRecord, reader: int, pads: Tensor | None, spans: Tensor | None = None) -> Recent | None:

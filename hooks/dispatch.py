@@ -212,3 +212,8 @@ def replacing(module: nn.Module, output: Tensor) -> Iterator[None]:
 def is_intercepted(model: nn.Module) -> bool:
     """Whether any handler is listed for a module of `model`; False again once every `intercept` has been left."""
     return any(id(module) in _handlers for module in model.modules())
+
+
+def is_handled_by(model: nn.Module, handler: Handler) -> bool:
+    """Whether `handler` is listed for a module of `model`."""
+    return any(handler in _handlers.get(id(module), ()) for module in model.modules())

@@ -46,7 +46,11 @@ def generate(
     """
     settings = ValidationSettings(model=model, device=device, dtype=dtype)
     text = _text(prompt, context or [])
-    for name, value, least in (("--max-new-tokens", max_new_tokens, 1), ("--chunk", chunk or 1, 1), ("--seed", seed, 0)):
+    for name, value, least in (
+        ("--max-new-tokens", max_new_tokens, 1),
+        ("--chunk", 1 if chunk is None else chunk, 1),
+        ("--seed", seed, 0),
+    ):
         if value < least:
             raise InputError(f"{name} must be at least {least}, not {value}")
     if not 0 <= temperature < float("inf"):
@@ -68,12 +72,18 @@ def generate(
         raise InputError(
             f"the prompt has {tokens.shape[1]} tokens; with {max_new_tokens} new ones that is more than the {limit} positions of {loaded.label}"
         )
-    events: list[Eviction] = []
+    last: list[Eviction] = []
+    times = 0
+
+    def note(event: Eviction) -> None:
+        nonlocal times
+        last[:], times = [event], times + 1
+
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     torch.manual_seed(seed)
     console = Console(stderr=True)
     try:
-        with evicting(loaded.model, chosen, share, when, watch=lambda event: events.append(event)):
+        with evicting(loaded.model, chosen, share, when, watch=note):
             answer = loaded.model.generate(
                 tokens,
                 attention_mask=torch.ones_like(tokens),
@@ -85,7 +95,9 @@ def generate(
     except KeyboardInterrupt:
         console.print("\nstopped", style="dim")
         raise typer.Exit(130) from None
-    console.print(_said(chosen.name, tokens.shape[1], answer.shape[1] - tokens.shape[1], events), style="dim", markup=False)
+    console.print(
+        _said(chosen.name, tokens.shape[1], answer.shape[1] - tokens.shape[1], times, last), style="dim", markup=False
+    )
 
 
 def _text(prompt: str, context: list[Path]) -> str:
@@ -139,18 +151,18 @@ def _tokens(tokenizer: Any, text: str, raw: bool) -> Any:
     return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
 
 
-def _said(name: str, prompt: int, answer: int, events: "list[Eviction]") -> str:
+def _said(name: str, prompt: int, answer: int, times: int, last: "list[Eviction]") -> str:
     from eviction import EvictedCache, cache_bytes
     from eviction.cache.evicted import full_bytes
 
-    if not events:
+    if not last:
         return f"{name}: {prompt} tokens of prompt and {answer} of answer; nothing was evicted"
-    cache = EvictedCache(events[-1].cache.layers)
+    cache = EvictedCache(last[-1].cache.layers)
     cache.forget()  # the queries carried along are of no use any more
     held, full, entries = cache_bytes(cache), full_bytes(cache), cache.entries
     return (
         f"{name}: {prompt} tokens of prompt and {answer} of answer; {entries:.0f} entries a head held at the end, {_size(held)} "
-        f"where the full cache has {_size(full)} ({held / full:.1%}); it chose {len(events)} times"
+        f"where the full cache has {_size(full)} ({held / full:.1%}); it chose {times} times"
     )
 
 

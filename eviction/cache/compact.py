@@ -142,7 +142,7 @@ def _held(index: int, layer: Any, kind: Kind, mask: Tensor | None, rows: Tensor 
 
 def _form(masks: Sequence[Tensor | None], padding: Tensor | None, carried: bool) -> Literal["as it is", "uniform", "ragged"]:
     given = [mask for mask in masks if mask is not None]
-    if not carried and all(bool(mask.all()) for mask in given):
+    if not given or (not carried and all(bool(mask.all()) for mask in given)):
         return "as it is"
     counts = {count for mask in given for count in mask.sum(-1).flatten().tolist()}
     if len(counts) > 1:

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from eviction.cache.broken import BrokenLayer
 from eviction.cache.compact import compact, kind_of
 from eviction.cache.hybrid import entries_of
 from eviction.cache.ragged import RaggedLayer
@@ -170,5 +171,7 @@ def _counts(layer: Any) -> list[int]:
     if isinstance(layer, RaggedLayer):
         assert layer.keys is not None
         return [count + layer.keys.shape[2] for row in layer.counts for count in row]
+    if isinstance(layer, BrokenLayer):
+        layer.refuse()
     keys = getattr(layer, "keys", None)
     return [] if keys is None else [keys.shape[2]] * keys.shape[0] * keys.shape[1]

@@ -4,12 +4,14 @@ Each row and KV head is a sequence of its own, with its group's queries. What co
 that over the tail and over a sink: partial softmaxes are put together by their log-sum-exps, and no entry is copied.
 """
 
+import inspect
 from functools import cache
 from typing import TYPE_CHECKING, Any, no_type_check
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 if TYPE_CHECKING:
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
 
 try:
     from torch.nn.attention import varlen as _varlen
-except ImportError:  # with torch from 2.10 on
+except ImportError:
     _varlen = None  # type: ignore[assignment]
+if _varlen is not None and not {"scale", "enable_gqa", "return_aux"} <= set(inspect.signature(_varlen.varlen_attn).parameters):
+    _varlen = None  # type: ignore[assignment]
+
+_aux: Any = getattr(flex_module, "AuxRequest", None)  # in place of return_lse, with releases
 
 Partial = tuple[Tensor, Tensor]
 """Attention over a part of the entries [batch, heads, queries, value_dim], and the log of the sum of its exponentials, in float32."""
@@ -35,16 +41,25 @@ def kept_part(
     softcap: float | None,
 ) -> Partial:
     """Attention over the kept entries; `mask` [batch, heads, queries, seen] tells which slots may be seen (None: all of the kept)."""
-    if mask is None and softcap is None and flash_takes(query, layer):
+    if flashes(query, layer, mask, softcap):
         return varlen(query, layer, scale)
     return flex(query, layer, mask, scale, softcap)
 
 
+def flashes(query: Tensor, layer: "RaggedLayer", mask: Tensor | None, softcap: float | None) -> bool:
+    """Whether `kept_part` goes through flash attention, which knows no mask among the kept and no soft-cap."""
+    return mask is None and softcap is None and flash_takes(query, layer)
+
+
 def flash_takes(query: Tensor, layer: "RaggedLayer") -> bool:
-    """Whether varlen flash attention can read the layer: half precision, on a GPU, all heads of one width of at most 256."""
+    """Whether varlen flash attention can read the layer: torch has it with what is needed, half precision, on an NVIDIA GPU of compute
+    capability 8.0 or more, all heads of one width of at most 256.
+    """
+    if not query.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(query.device) < (8, 0):
+        return False
     sizes = {query.shape[-1], layer.kept_values.shape[-1]}
     half = query.dtype in (torch.float16, torch.bfloat16)
-    return _varlen is not None and query.is_cuda and half and len(sizes) == 1 and max(sizes) <= 256 and max(sizes) % 8 == 0
+    return _varlen is not None and half and len(sizes) == 1 and max(sizes) <= 256 and max(sizes) % 8 == 0
 
 
 def varlen(query: Float[Tensor, "batch heads queries head_dim"], layer: "RaggedLayer", scale: float) -> Partial:
@@ -69,7 +84,8 @@ def varlen(query: Float[Tensor, "batch heads queries head_dim"], layer: "RaggedL
     if not _entries_first(query.device, query.dtype):
         lse = lse.T
     empty = (layer.offsets.diff() == 0).repeat_interleave(queries)
-    lse = lse.masked_fill(empty[:, None], -torch.inf)  # of a head that keeps nothing, the kernel says what it likes
+    # of a head that keeps nothing, the kernel says what it likes
+    lse, output = lse.masked_fill(empty[:, None], -torch.inf), output.masked_fill(empty[:, None, None], 0)
     shape = (batch * kv_heads, queries, group)
     return _apart(output.reshape(*shape, -1), batch, heads), _apart(lse.reshape(*shape, 1), batch, heads)[..., 0].float()
 
@@ -135,8 +151,9 @@ def flex(
         score_mod=score if additive or softcap is not None else None,
         block_mask=block,
         scale=scale,
-        return_lse=True,
+        **({"return_lse": True} if _aux is None else {"return_aux": _aux(lse=True)}),
     )
+    lse = lse if isinstance(lse, Tensor) else lse.lse
 
     def apart(part: Tensor) -> Tensor:
         return part.reshape(group, batch, kv_heads, queries, -1).permute(1, 2, 0, 3, 4).reshape(batch, heads, queries, -1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from eviction.cache.kernels import all_seen, flash_takes, kept_part, merged, tail_part
+from eviction.cache.kernels import all_seen, flashes, kept_part, merged, tail_part
 from eviction.cache.ragged import RaggedLayer
 from eviction.cache.states import LatentStates, RaggedStates
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
@@ -56,26 +56,36 @@ def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
     if sinks is not None:  # a logit for each head, or for each head and query
         sinks = sinks[None, :, None, None] if sinks.dim() == 1 else sinks
         sinks = sinks.to(torch.promote_types(torch.float32, call.query.dtype)).expand(*call.query.shape[:3], 1)
-    function = in_one if takes_one(call, layer) else by_head
-    return function(call, layer, mask, scale, sinks), None
+    if takes_one(call):
+        plain = _plain(mask)
+        restricts = plain is not None and (plain.dtype != torch.bool or not all_seen(plain, layer))
+        # many queries would go through flex attention's block mask, which is larger than all that is gained
+        if call.query.shape[2] <= FEW or flashes(call.query, layer, plain if restricts else None, call.softcap):
+            return in_one(call, layer, plain, restricts, scale, sinks), None
+    return by_head(call, layer, mask, scale, sinks), None
 
 
-def takes_one(call: AttentionCall, layer: RaggedLayer) -> bool:
-    """Whether one kernel is better than one a head: on a GPU, unless many queries would go through flex attention's block mask."""
-    query = call.query
-    return query.is_cuda and query.dtype != torch.float64 and (query.shape[2] <= FEW or flash_takes(query, layer))
+def takes_one(call: AttentionCall) -> bool:
+    """Whether one kernel may be better than one a head: on a GPU."""
+    return call.query.is_cuda and call.query.dtype != torch.float64
 
 
-def in_one(call: AttentionCall, layer: RaggedLayer, mask: Tensor | None, scale: float, sinks: Tensor | None) -> Tensor:
+def _plain(mask: Tensor | None) -> Tensor | None:
+    """An additive mask as a boolean one, as long as it adds nothing to what it lets through."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    seen = mask > torch.finfo(mask.dtype).min
+    return mask if bool((mask.masked_fill(~seen, 0) != 0).any()) else seen
+
+
+def in_one(
+    call: AttentionCall, layer: RaggedLayer, mask: Tensor | None, restricts: bool, scale: float, sinks: Tensor | None
+) -> Tensor:
     """Kept entries by one kernel, the tail by another, their softmaxes put together [batch, queries, heads, value_dim]."""
     assert layer.keys is not None
     assert layer.values is not None
     parts, written = [], layer.keys.shape[2]
-    if mask is not None and mask.dtype != torch.bool:  # most add nothing to what they let through
-        seen = mask > torch.finfo(mask.dtype).min
-        mask = mask if bool((mask.masked_fill(~seen, 0) != 0).any()) else seen
     if len(layer.slots):
-        restricts = mask is not None and (mask.dtype != torch.bool or not all_seen(mask, layer))
         parts.append(kept_part(call.query, layer, mask if restricts else None, scale, call.softcap))
     if written:
         tail = None if mask is None else mask[..., mask.shape[-1] - written :]

@@ -75,7 +75,7 @@ class Remembering:
     """Tokens seen when a policy last looked."""
 
     def crop(self, tokens_to_remove: int) -> None:
-        """As the layer's own; queries of what is taken back are forgotten."""
+        """As the layer's own; queries of what is taken back are forgotten, and those that they had replaced do not come back."""
         before = self.get_seq_length()  # type: ignore[attr-defined]
         super().crop(tokens_to_remove)  # type: ignore[misc, override]
         gone = before - self.get_seq_length()  # type: ignore[attr-defined]
@@ -83,6 +83,11 @@ class Remembering:
         if self.recent is not None and gone:
             left = self.recent.count - gone
             self.recent = self.recent.part(slice(0, left)) if left > 0 else None
+
+    def reset(self) -> None:
+        """As the layer's own; what was seen is forgotten."""
+        super().reset()  # type: ignore[misc]
+        self.recent, self.looked = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """The rows that `beam_idx` names, in its order."""

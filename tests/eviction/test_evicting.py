@@ -284,7 +284,7 @@ def test_turns_branches_and_two_caches_do_not_mix(name, kind):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["snapkv", "adakv"])
-def test_an_answer_taken_back_was_never_there(name):
+def test_an_answer_taken_back_was_never_there_once_the_window_is_full_again(name):
     model, chosen = tiny("llama"), policy(name, **SNAP)
     first, second = DynamicCache(), DynamicCache()
     with evicting(model, chosen, 10, Moments(every=4)):
@@ -597,3 +597,119 @@ def test_queries_that_a_cache_saw_elsewhere_are_not_jumped_over():
             conversation(model, cache, (1, 3))
     known, unknown = (cache.layers[0].recent.count for cache in (inside, outside))
     assert (known, unknown) == (4, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_what_the_watcher_raises_is_the_callers_and_the_eviction_stands(kind):
+    model = tiny(kind, "eager" if kind == "gemma2" else "sdpa", **({"sliding_window": 8} if kind == "gemma2" else {}))
+    cache, other = DynamicCache(config=model.config), DynamicCache(config=model.config)
+
+    def raising(event):
+        raise KeyError("mine")
+
+    with evicting(model, policy("snapkv", **SNAP), 10, watch=raising), pytest.raises(KeyError, match="mine"):
+        conversation(model, cache, (20, 0))
+    with evicting(model, policy("snapkv", **SNAP), 10):
+        conversation(model, other, (20, 0))
+        expected = conversation(model, other, (1, 1), (1, 2))
+        torch.testing.assert_close(conversation(model, cache, (1, 1), (1, 2)), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text", "qwen3_next", "falcon_h1"])
+def test_a_policy_that_adds_up_takes_padded_batches_beside_layers_without_entries(family):
+    model = tiny_model(family)
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[1, :6] = 0
+    batched = prefill(model, prompt(20, batch=2), policy("h2o", recent=2), 8, attention_mask=mask)
+    assert all((decision.keep.sum(-1) == min(8, decision.keep.shape[-1])).all() for decision in batched.decisions[-1:])
+
+
+@torch.no_grad()
+def test_evicting_inside_of_reading_is_refused_and_reading_inside_of_evicting_is_harmless():
+    model, chosen = tiny("llama"), policy("adakv", **SNAP)
+    with reading(model), pytest.raises(ValueError, match="inside a reading block"), evicting(model, chosen, 10):
+        pass
+    one, other = DynamicCache(), DynamicCache()
+    with evicting(model, chosen, 10, Moments(every=2)):
+        expected = conversation(model, one, (20, 0), (1, 1), (1, 2), (1, 3))
+        with reading(model):
+            assert torch.equal(conversation(model, other, (20, 0), (1, 1), (1, 2), (1, 3)), expected)
+    assert EvictedCache(other.layers).entries == 11
+
+
+@torch.no_grad()
+def test_a_block_is_for_one_thread_at_a_time():
+    model, cache, errors = tiny("llama"), DynamicCache(), []
+
+    def other():
+        try:
+            forward(model, prompt(5), DynamicCache())
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    with evicting(model, policy("snapkv", **SNAP), 10):
+        handle = model.model.layers[1].register_forward_pre_hook(meanwhile)
+        forward(model, prompt(20), cache)
+        handle.remove()
+        assert "one thread at a time" in errors[0]
+        expected = DynamicCache()
+        forward(model, prompt(20), expected)
+    assert EvictedCache(cache.layers).entries == EvictedCache(expected.layers).entries == 10
+
+
+@torch.no_grad()
+def test_a_cache_that_was_reset_remembers_nothing():
+    model, cache = tiny("llama"), DynamicCache(config=None)
+    with evicting(model, policy("snapkv", **SNAP), 1000):
+        forward(model, prompt(20), cache)
+        assert cache.layers[0].recent is not None
+        cache.reset()
+        assert cache.layers[0].recent is None
+        assert cache.layers[0].looked == 0
+
+
+@torch.no_grad()
+def test_a_policy_that_looks_at_all_queries_holds_none_of_them_longer():
+    model, held = tiny("llama"), []
+    cache = DynamicCache()
+    with evicting(model, policy("h2o", recent=2), 8, Moments(every=4)) as _:
+        evictor = next(hook.__self__ for hook in model._forward_pre_hooks.values() if hasattr(hook.__self__, "running"))
+        handle = model.model.layers[2].register_forward_pre_hook(
+            lambda *_: held.extend(part for part in evictor.running.recent.values() if part is not None)
+        )
+        forward(model, prompt(40), cache)
+        handle.remove()
+    assert not held
+    assert all(getattr(layer, "recent", None) is None for layer in cache.layers)
+
+
+@torch.no_grad()
+def test_generate_keeps_to_a_family_that_runs_the_last_token_alone():
+    model, settings = tiny_model("gemma4_text"), {"max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
+    expected = model.generate(prompt(30), **settings)
+    for name in ("snapkv", "adakv"):
+        with evicting(model, policy(name, **SNAP), 1000, Moments(every=2)):
+            assert torch.equal(model.generate(prompt(30), **settings), expected)
+        with evicting(model, policy(name, **SNAP), 0.4, Moments(every=2)):
+            assert model.generate(prompt(30), **settings, prefill_chunk_size=9).shape == (1, 36)
+
+
+@torch.no_grad()
+def test_a_pass_that_raises_is_taken_back_at_once():
+    model, cache = tiny("llama"), DynamicCache()
+    with evicting(model, policy("snapkv", **SNAP), 10):
+        forward(model, prompt(20), cache)
+        handle = model.model.layers[2].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(ValueError("stop")))
+        with pytest.raises(ValueError, match="stop"):
+            forward(model, prompt(2), cache)
+        handle.remove()
+        assert [layer.get_seq_length() for layer in cache.layers] == [20, 20, 20]
+        with pytest.raises(ValueError, match="no tokens"):
+            model()

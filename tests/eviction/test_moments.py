@@ -1,5 +1,6 @@
 """Eviction after chunks, while decoding, over many turns: at each step equal to the full cache with the evicted entries masked."""
 
+import contextlib
 import os
 
 import pytest
@@ -41,21 +42,31 @@ def untouched(loaded) -> bool:
 @pytest.mark.parametrize(("name", "moment", "kind"), matrix())
 def test_every_step_equals_the_full_cache_with_the_evicted_entries_masked(name, moment, kind):
     chosen = named(name, owners(kind)) if "headkv" in name else named(name)
-    used, allowed = model(kind), 1e-10 if KINDS[kind][1] == "sdpa" else 2e-6
+    used, sdpa = model(kind), KINDS[kind][1] == "sdpa"
+    allowed = 1e-10 if sdpa else 2e-6
+    # every other case is a batch padded on the left; in float64 the model's own eager attention gives NaN to pads
+    padded = sdpa and (names().index(name) + list(MOMENTS).index(moment)) % 2 == 0
+    pads = 11 if padded else 0  # more than a chunk
+    batch = 2 if padded else 1
+    valid = torch.ones(batch, sum(TURNS), dtype=torch.long)
+    valid[1:, :pads] = 0
     evicted, full = (DynamicCache(config=used.config) for _ in range(2))
     seen: list[Eviction] = []
+    steps, start = [], 0
     with evicting(used, chosen, 0.4, MOMENTS[moment], watch=seen.append):
-        steps = []
         for seed, count in enumerate(TURNS):
+            start += count
             keep = seen[-1].keep if seen else None  # what was decided before this pass
-            steps.append((forward(used, prompt(count, seed=seed), evicted), keep))
+            mask = valid[:, :start] if padded else None
+            steps.append((forward(used, prompt(count, batch=batch, seed=seed), evicted, attention_mask=mask), keep))
     assert len(seen) > 1
+    start = 0
     for seed, (count, (got, keep)) in enumerate(zip(TURNS, steps, strict=True)):
-        if keep is None:
-            expected = forward(used, prompt(count, seed=seed), full)
-        else:
-            with hiding(used, keep):
-                expected = forward(used, prompt(count, seed=seed), full)
-        torch.testing.assert_close(got, expected, rtol=allowed, atol=allowed)
+        start += count
+        mask, tokens = valid[:, :start] if padded else None, prompt(count, batch=batch, seed=seed)
+        with contextlib.nullcontext() if keep is None else hiding(used, keep):
+            expected = forward(used, tokens, full, attention_mask=mask)
+        own = valid[:, start - count : start].bool()
+        torch.testing.assert_close(got[own], expected[own], rtol=allowed, atol=allowed)
     assert evicted.get_seq_length() == sum(TURNS)
     assert untouched(used)
