@@ -100,6 +100,9 @@ def _between(model: nn.Module, evictor: Evictor) -> Iterator[None]:
     before = model._compiled_call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if evictor.replays:
+            with uncompiled(model):
+                return model(*args, **kwargs)
         args, kwargs = evictor.begin(model, args, kwargs)
         output = None
         try:

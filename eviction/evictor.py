@@ -22,6 +22,7 @@ from eviction.moments import Moments
 from eviction.passes import Eviction, Pass, Watch, changed, held_by, over_all
 from eviction.places import left_padding
 from eviction.policy import Policy, merged
+from eviction.replay import Held, sign_gradients
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed
 from hooks.errors import UnsupportedAttention
 from hooks.forward import cache_keyword, given
@@ -53,6 +54,8 @@ class Evictor:
 
     def __post_init__(self) -> None:
         self.window = self.policy.window
+        self.signs: int = getattr(self.policy.accumulate, "signs", 0)
+        self.replays = False
 
     @property
     def limit(self) -> int | None:
@@ -63,7 +66,7 @@ class Evictor:
 
     def looks(self) -> bool:
         """Whether the pass that runs is recorded."""
-        return self.running is not None and self.running.looks
+        return self.running is not None and self.running.looks and not self.replays
 
     def sees(self) -> bool:
         """Whether the pass that runs must not be a compiled one: it is recorded, or its queries are taken along, or heads differ."""
@@ -72,6 +75,8 @@ class Evictor:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before a pass: which cache it writes to, and whether a choice follows."""
+        if self.replays:
+            return args, kwargs
         run = self.running
         if run is not None and run.thread is not threading.current_thread() and run.thread.is_alive():
             raise RuntimeError(
@@ -99,6 +104,9 @@ class Evictor:
         seen = cache.get_seq_length()
         padding = left_padding((batch, seen + count), called.get("attention_mask"), whole=False)
         budget = self._due(cache, count)
+        ids = called.get("input_ids")
+        if self.signs and ids is None:
+            raise ValueError("this policy runs the last tokens again; give the model input_ids, not inputs_embeds")
         self.running = Pass(
             cache,
             count,
@@ -107,6 +115,7 @@ class Evictor:
             budget,
             budget is not None or not self.calls,
             Before.of(cache),
+            ids if self.signs else None,
         )
         return args, kwargs
 
@@ -129,6 +138,8 @@ class Evictor:
     def attend(self, call: AttentionCall, proceed: Proceed) -> AttentionResult:
         """The outermost handler: before the pass is recorded, if it is."""
         run, key = self.running, call.key
+        if self.replays:
+            return proceed(call)
         if run is None:
             return attend(call, proceed)
         here = (id(call.module), run.calls[id(call.module)])
@@ -184,6 +195,8 @@ class Evictor:
     def _join(self, run: Pass, place: int, reader: int, new: Recent | None) -> None:
         """Note the pass's queries of one reader beside those of the others."""
         old = run.recent.get(place)
+        if new is not None and run.ids is not None:
+            new = replace(new, tokens=run.ids[:, -new.count :])
         if reader and old is not None and new is not None:
             new = replace(old, queries={**old.queries, **new.queries}, sinks={**old.sinks, **new.sinks})
         run.recent[place] = new if reader == 0 or old is not None else None
@@ -224,7 +237,10 @@ class Evictor:
         if run.budget is None:
             return
         seen = observation(layer, record, reader, recent, latent=latent, pads=run.pads)
-        run.scored.setdefault(place, []).append(self.policy.score(seen, run.budget))
+        if self.signs:
+            run.waiting.append((place, here, seen, None if recent is None else recent.tokens))
+        else:
+            run.scored.setdefault(place, []).append(self.policy.score(seen, run.budget))
 
     def _old(self, run: Pass, place: int) -> Recent | None:
         """The queries before this pass; None where those right before it are not known, of a cache that went on elsewhere."""
@@ -244,7 +260,7 @@ class Evictor:
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After a pass, or after it raised (`output` is None then): choose, free, and take the last queries along."""
         run = self.running
-        if run is None or run.thread is not threading.current_thread():
+        if run is None or self.replays or run.thread is not threading.current_thread():
             return
         try:
             if output is None:
@@ -267,6 +283,8 @@ class Evictor:
         cache = run.cache
         carry = {place: self._recent(run, place) if self.limit != 0 else None for place in run.recent}
         event, masks, carried = None, {}, None
+        if run.waiting:
+            self._replay(run)
         if run.budget is not None and run.scored:
             places = sorted(run.scored)
             decided = self.policy.decide_all([merged(run.scored[place]) for place in places])
@@ -293,6 +311,37 @@ class Evictor:
             break_cache(cache, "an eviction from it was interrupted half done")
             raise
         return event
+
+    def _replay(self, run: Pass) -> None:
+        """Run the last tokens again for their gradients, and score what waited for them."""
+        cache, budget = run.cache, run.budget
+        assert budget is not None
+        if any(hasattr(layer, "conv_states") for layer in cache.layers):
+            raise UnsupportedAttention("the last tokens cannot be run again over layers with a linear state, which has gone on")
+        tokens = run.waiting[0][3]
+        if tokens is None:
+            raise UnsupportedAttention(
+                "the last tokens cannot be run again: what they saw is no span of slots, or they are not known"
+            )
+        held = {here: Held(seen.record, seen.places) for _, here, seen, _ in run.waiting}
+        seed = getattr(self.policy.accumulate, "seed", 0)
+        self.replays = True
+        try:
+            found = sign_gradients(
+                self.model,
+                tokens,
+                held,
+                seen=cache.get_seq_length(),
+                signs=self.signs,
+                seed=seed,
+                attention_mask=None if run.padding is None else run.padding.long(),
+            )
+        finally:
+            self.replays = False
+        for place, here, seen, _ in run.waiting:
+            scored = self.policy.score(replace(seen, gradients=found[here]), budget)
+            run.scored.setdefault(place, []).append(scored)
+        run.waiting.clear()
 
     def _carried(self, run: Pass, places: list[int]) -> Mapping[int, Tensor] | None:
         """What each entry was given so far [batch, kv_heads, held, readers · group]."""

@@ -15,6 +15,7 @@ from eviction.cache import RaggedLayer
 from eviction.cache.broken import Before
 from eviction.cache.compact import slots_of
 from eviction.cache.recent import Recent
+from eviction.observation import Observation
 from eviction.policy import Scored
 from eviction.select import Decision
 from hooks.dispatch import AttentionCall
@@ -49,6 +50,8 @@ class Pass:
     """None where no choice follows."""
     looks: bool
     before: Before
+    ids: Tensor | None = None
+    """The pass's tokens, for a policy that runs them again."""
     thread: threading.Thread = field(default_factory=threading.current_thread)
     calls: Counter[int] = field(default_factory=Counter)
     order: list[tuple[int, int]] = field(default_factory=list)
@@ -57,6 +60,8 @@ class Pass:
     readers: Counter[int] = field(default_factory=Counter)
     recent: dict[int, Recent | None] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
+    waiting: list[tuple[int, tuple[int, int], Observation, Tensor | None]] = field(default_factory=list)
+    """Cache layer, attention call, what is seen and the tokens of its queries, where scores need another pass."""
     reading: tuple[AttentionCall, RaggedLayer] | None = None
 
     @property

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eviction.accumulate import H2O, TOVA, ExpectedAttention, KeyNorm, Random, SnapKV, StartRecent
+from eviction.accumulate import H2O, TOVA, ExpectedAttention, Fisher, KeyNorm, Random, SnapKV, StartRecent
 from eviction.allocate import AdaKV, Global, HeadKV, PyramidKV, Uniform
 from eviction.observation import Observation
 from eviction.policy import Policy
@@ -49,6 +49,7 @@ BASES: dict[str, tuple[type, type]] = {
     "h2o": (H2O, Uniform),
     "tova": (TOVA, Uniform),
     "expected-attention": (ExpectedAttention, Uniform),
+    "fisher": (Fisher, Global),
     "keynorm": (KeyNorm, Uniform),
     "start-recent": (StartRecent, Uniform),
     "random": (Random, Uniform),

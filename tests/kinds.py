@@ -53,6 +53,8 @@ def named(name: str, attends: int = 4, heads: int = 4):
     settings = {"scores": tuple((1.0 + layer, 3.0, 0.5, 2.0)[:heads] for layer in range(attends))} if "headkv" in name else {}
     if name.startswith(("snapkv", "adakv", "headkv", "pyramidkv", "global", "caote", "defensive", "layer-")):
         settings |= {"window": 4, "kernel": 3}
+    elif name.startswith("fisher"):
+        settings |= {"window": 4, "kernel": 3, "sink": 1, "signs": 2}
     elif name.startswith(("h2o", "random", "expected", "start")):
         settings |= {"recent": 3} if "start" not in name else {}
     return policy(name, **settings)
@@ -64,3 +66,13 @@ def owners(kind: str) -> int:
     with torch.no_grad():
         forward(model(kind), prompt(4), held)
     return sum(getattr(layer, "keys", None) is not None for layer in held.layers)
+
+
+def refuses(name: str, kind: str) -> bool:
+    """Policies that run the last tokens again cannot do so over linear states."""
+    linear = (
+        "gated, beside linear attention",
+        "beside a state space in the same layer",
+        "one attention module for several layers",
+    )
+    return name.startswith("fisher") and kind in linear

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional
 
+from eviction.accumulate.near import nearby
 from eviction.checks import odd, one_of, whole
 from eviction.observation import Observation
 
@@ -55,17 +55,6 @@ class SnapKV:
         """Scores of the entries before what is protected, in the dtype of the weights."""
         looked_at = seen.window_mean(self.window) if self.over == "mean" else seen.window_max(self.window)
         scored = seen.per_head(seen.valid & ~protected)
-        if seen.slots is None:
-            return self._pool(looked_at * scored)
-        # neighbours are neighbours among the tokens seen, whatever was evicted between them
-        there = seen.per_head(seen.places).expand(looked_at.shape)
-        spread = looked_at.new_zeros(*looked_at.shape[:2], int(there.amax()) + 2)  # the last one for gaps
-        spread.scatter_(2, there.where(there >= 0, spread.shape[2] - 1), looked_at * scored)
-        spread[..., -1] = 0
-        return self._pool(spread).gather(2, there.clamp(min=0))
-
-    def _pool(self, scores: Tensor) -> Tensor:
         if self.pooling == "none" or self.kernel == 1:
-            return scores
-        pool = functional.max_pool1d if self.pooling == "max" else functional.avg_pool1d
-        return pool(scores, self.kernel, stride=1, padding=self.kernel // 2)
+            return looked_at * scored
+        return nearby(looked_at * scored, seen, self.kernel, self.pooling)

@@ -21,12 +21,13 @@ class Recent:
     `queries` [batch, heads, queries, head_dim] has a tensor for each attention call that reads the layer's entries (several where
     layers share them), `sinks` [batch, heads, queries] that of the calls whose sinks differ from query to query. `spans`
     [batch, queries, 2] are the first and the last slot that a query could see; of a query that is a pad the last lies before the first.
-    Nothing is ever written in place.
+    `tokens` [batch, queries] are what they are of, where that is known. Nothing is ever written in place.
     """
 
     queries: Mapping[int, Float[Tensor, "batch heads queries head_dim"]]
     spans: Int[Tensor, "batch queries 2"]
     sinks: Mapping[int, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
+    tokens: Int[Tensor, "batch queries"] | None = None
 
     @property
     def count(self) -> int:
@@ -43,6 +44,7 @@ class Recent:
             {reader: torch.cat([self.queries[reader][:, :, first:], part], 2) for reader, part in later.queries.items()},
             torch.cat([self.spans[:, first:], later.spans], 1),
             {reader: torch.cat([self.sinks[reader][:, :, first:], part], 2) for reader, part in later.sinks.items()},
+            None if self.tokens is None or later.tokens is None else torch.cat([self.tokens[:, first:], later.tokens], 1),
         )
 
     def part(self, which: slice) -> "Recent":
@@ -51,6 +53,7 @@ class Recent:
             {reader: part[:, :, which].clone() for reader, part in self.queries.items()},
             self.spans[:, which].clone(),
             {reader: part[:, :, which].clone() for reader, part in self.sinks.items()},
+            None if self.tokens is None else self.tokens[:, which].clone(),
         )
 
     def rows(self, change: Callable[[Tensor], Tensor]) -> "Recent":
@@ -59,12 +62,14 @@ class Recent:
             {reader: change(part) for reader, part in self.queries.items()},
             change(self.spans),
             {reader: change(part) for reader, part in self.sinks.items()},
+            None if self.tokens is None else change(self.tokens),
         )
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that it is made of."""
-        return [*self.queries.values(), self.spans, *self.sinks.values()]
+        tokens = [] if self.tokens is None else [self.tokens]
+        return [*self.queries.values(), self.spans, *self.sinks.values(), *tokens]
 
 
 class Remembering:

@@ -192,6 +192,8 @@ class RatioOptimum:
         must = scores.protected.expand_as(keep)
         sink = (1 - attention.sum(-1)).clamp(min=0)
         for count in counts.unique().tolist():
+            if not count:  # a row of pads has nothing to keep
+                continue
             rows = counts == count
             found = dinkelbach(
                 attention[rows], scores.second[rows], count, sink[rows], protected=must[rows], candidates=may[rows]

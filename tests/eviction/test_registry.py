@@ -14,9 +14,16 @@ def made(name, **settings):
     return policy(name, **(HEADS if name.startswith("headkv") else {}), **settings)
 
 
+def looked_at(made_up) -> Observation:
+    """The record with gradients as a model's might be, for policies that ask for them."""
+    shape = made_up.attention_output.shape
+    drawn = torch.randn(2, 1, *shape[1:], generator=torch.Generator().manual_seed(made_up.layer))
+    return Observation(made_up, gradients=drawn.expand(-1, shape[0], -1, -1, -1))
+
+
 def decided(chosen: Policy, length: int, budget, pads=(0, 0)):
     layers = [
-        chosen.score(record(batch=2, keys=length, queries=length, pads=pads, layer=layer, seed=layer), budget)
+        chosen.score(looked_at(record(batch=2, keys=length, queries=length, pads=pads, layer=layer, seed=layer)), budget)
         for layer in range(3)
     ]
     return layers, chosen.decide_all(layers)
@@ -54,7 +61,7 @@ def test_the_same_record_gives_the_same_choice_and_each_row_by_itself(name):
     together, alone = [], []
     for layer in range(3):
         both = record(batch=2, keys=30, queries=30, pads=(0, 7), layer=layer, seed=layer)
-        together.append(chosen.score(both, 0.4))
+        together.append(chosen.score(looked_at(both), 0.4))
         if name.startswith("random"):
             continue
         import dataclasses
@@ -64,7 +71,7 @@ def test_the_same_record_gives_the_same_choice_and_each_row_by_itself(name):
             for item in dataclasses.fields(both)
             if isinstance(getattr(both, item.name), torch.Tensor)
         }
-        alone.append(chosen.score(dataclasses.replace(both, **rows), 0.4))
+        alone.append(chosen.score(looked_at(dataclasses.replace(both, **rows)), 0.4))
     again = chosen.decide_all(together)
     for one, other in zip(chosen.decide_all(together), again, strict=True):
         assert torch.equal(one.keep, other.keep)
