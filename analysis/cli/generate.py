@@ -75,7 +75,7 @@ def generate(
     last: list[Eviction] = []
     times = 0
 
-    def note(event: Eviction) -> None:
+    def note(event: Any) -> None:
         nonlocal times
         last[:], times = [event], times + 1
 
