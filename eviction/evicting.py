@@ -10,7 +10,6 @@ from transformers.cache_utils import DynamicCache
 
 from eviction.allocate import uniform_entries
 from eviction.cache import EvictedCache
-from eviction.cache.reading import attend
 from eviction.evictor import Evictor
 from eviction.moments import Moments
 from eviction.passes import Watch
@@ -18,7 +17,7 @@ from eviction.places import require_places
 from eviction.policy import Policy
 from hooks.capture import capture
 from hooks.compiled import is_compiled, uncompiled
-from hooks.dispatch import intercept, is_handled_by
+from hooks.dispatch import intercept
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def evicting(
 
     Raises:
         BudgetError: the budget is outside its range.
-        ValueError: the model is inside such a block or a `reading` block already; in a pass: there is no cache, or the attention mask does
+        ValueError: the model is inside such a block already; in a pass: there is no cache, or the attention mask does
             not fit, pads on the right or is not [batch, tokens].
         UnsupportedAttention: the model's attention or a cache cannot be evicted from.
     """
@@ -70,10 +69,6 @@ def driving(
     at_work = [*model._forward_pre_hooks.values(), model._compiled_call_impl]
     if any(isinstance(getattr(hook, "__self__", None), Evictor) for hook in at_work):
         raise ValueError("the model is inside an evicting block already; give one block all of its moments")
-    if is_handled_by(model, attend):
-        raise ValueError(
-            "the model is inside a reading block, which would read before anything is seen; an evicting block reads by itself"
-        )
     evictor = Evictor(model, policy, budget, moments, watch)
     with (_between if is_compiled(model) else _hooked)(model, evictor):
         yield evictor
@@ -130,7 +125,7 @@ def _between(model: nn.Module, evictor: Evictor) -> Iterator[None]:
 @contextmanager
 def _seeing(model: nn.Module, evictor: Evictor) -> Iterator[None]:
     with (
-        intercept(model, evictor.attend),
+        intercept(model, evictor.attend, first=True),  # before a reading block around this one, which would not let it see
         capture(model, window=evictor.window, visitor=evictor.look, due=evictor.looks),
         intercept(model, evictor.compute),
     ):

@@ -144,12 +144,12 @@ def implementations(model: nn.Module) -> set[str]:
 
 
 @contextmanager
-def intercept(model: nn.Module, handler: Handler) -> Iterator[None]:
+def intercept(model: nn.Module, handler: Handler, *, first: bool = False) -> Iterator[None]:
     """Hand every dispatched attention call of `model` to `handler(call, proceed)` inside the `with` block.
 
     A handler returns what attention returns: `proceed(call)` for the model's own result, or `proceed(replace(call, …))`
-    for that of a changed call. Handlers of one model nest: the one entered first sees a call first. On exit, after an
-    exception too, the registry holds what it held before.
+    for that of a changed call. Handlers of one model nest: the one entered first sees a call first, unless one asks to be
+    `first` itself. On exit, after an exception too, the registry holds what it held before.
 
     Raises:
         UnsupportedAttention: the model's files use no attention registry (it dispatches attention by itself or has none).
@@ -170,7 +170,8 @@ def intercept(model: nn.Module, handler: Handler) -> Iterator[None]:
     wanted = [(registry, name) for registry in registries for name in sorted(names)]
     with _lock:
         for module in modules:
-            _handlers[id(module)] = (*_handlers.get(id(module), ()), handler)
+            others = _handlers.get(id(module), ())
+            _handlers[id(module)] = (handler, *others) if first else (*others, handler)
         for registry, name in wanted:
             override = _overrides.setdefault((id(registry), name), _Override(registry, name))
             if override.users == 0:
@@ -212,8 +213,3 @@ def replacing(module: nn.Module, output: Tensor) -> Iterator[None]:
 def is_intercepted(model: nn.Module) -> bool:
     """Whether any handler is listed for a module of `model`; False again once every `intercept` has been left."""
     return any(id(module) in _handlers for module in model.modules())
-
-
-def is_handled_by(model: nn.Module, handler: Handler) -> bool:
-    """Whether `handler` is listed for a module of `model`."""
-    return any(handler in _handlers.get(id(module), ()) for module in model.modules())

@@ -627,16 +627,24 @@ def test_a_policy_that_adds_up_takes_padded_batches_beside_layers_without_entrie
 
 
 @torch.no_grad()
-def test_evicting_inside_of_reading_is_refused_and_reading_inside_of_evicting_is_harmless():
-    model, chosen = tiny("llama"), policy("adakv", **SNAP)
-    with reading(model), pytest.raises(ValueError, match="inside a reading block"), evicting(model, chosen, 10):
-        pass
-    one, other = DynamicCache(), DynamicCache()
-    with evicting(model, chosen, 10, Moments(every=2)):
-        expected = conversation(model, one, (20, 0), (1, 1), (1, 2), (1, 3))
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "deepseek_v3"])
+def test_reading_blocks_inside_and_around_change_nothing(kind):
+    model = tiny(kind, "eager" if kind == "gemma2" else "sdpa", **({"sliding_window": 8} if kind == "gemma2" else {}))
+    chosen, steps = policy("adakv", **SNAP), [(20, 0), (1, 1), (1, 2), (1, 3), (7, 4), (1, 5)]
+    plain, inside, around = (DynamicCache(config=model.config) for _ in range(3))
+    found = []
+    with evicting(model, chosen, 10, Moments(every=2), watch=found.append):
+        expected = conversation(model, plain, *steps)
         with reading(model):
-            assert torch.equal(conversation(model, other, (20, 0), (1, 1), (1, 2), (1, 3)), expected)
-    assert EvictedCache(other.layers).entries == 11
+            assert torch.equal(conversation(model, inside, *steps), expected)
+    with reading(model), evicting(model, chosen, 10, Moments(every=2), watch=found.append):
+        assert torch.equal(conversation(model, around, *steps), expected)
+    third = len(found) // 3
+    for one, two, three in zip(found[:third], found[third : 2 * third], found[2 * third :], strict=True):
+        for a, b, c in zip(one.keep, two.keep, three.keep, strict=True):
+            assert torch.equal(a, b)
+            assert torch.equal(a, c)
+    assert not is_intercepted(model)
 
 
 @torch.no_grad()
