@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from eviction.allocate import uniform_entries
+from eviction.allocate import require_budget
 from eviction.cache import EvictedCache
 from eviction.evictor import Evictor
 from eviction.moments import Moments
@@ -63,7 +62,7 @@ def driving(
     model: nn.Module, policy: Policy, budget: int | float, moments: Moments, watch: Watch | None = None
 ) -> Iterator[Evictor]:
     """`evicting`, for who decides pass by pass whether a choice follows it."""
-    uniform_entries(budget, torch.tensor([1]))
+    require_budget(budget)
     require_places(model)
     EvictedCache.require_support(DynamicCache(config=model.config))  # type: ignore[arg-type]
     at_work = [*model._forward_pre_hooks.values(), model._compiled_call_impl]

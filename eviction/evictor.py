@@ -23,9 +23,10 @@ from eviction.passes import Eviction, Pass, Watch, changed, held_by, over_all
 from eviction.places import left_padding
 from eviction.policy import Policy, merged
 from eviction.replay import Held, sign_gradients
+from hooks.capture import window_sinks
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed
 from hooks.errors import UnsupportedAttention
-from hooks.forward import cache_keyword, given
+from hooks.forward import cache_given, cache_keyword, given, last_places, tokens_given
 from hooks.records import LayerRecord
 from hooks.window import last_queries
 
@@ -47,7 +48,7 @@ class Evictor:
     """Whether a choice follows the next pass; None leaves that to the moments."""
     running: Pass | None = None
     calls: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """(attention module, its how manieth call of a pass) -> (cache layer, its how manieth reader)."""
+    """(attention module, which of its calls in a pass) -> (cache layer, which of its readers)."""
     places: dict[int, int] = field(default_factory=dict)
     """Decoder layer -> cache layer."""
     latent: set[int] = field(default_factory=set)
@@ -84,7 +85,7 @@ class Evictor:
             )
         self.abandon()
         called, keyword = given(model, args, kwargs), cache_keyword(model)
-        cache: Any = next((called[name] for name in ("cache", "past_key_values") if called.get(name) is not None), None)
+        cache, tokens = cache_given(called), tokens_given(called)
         if called.get("use_cache") is False:
             raise ValueError(
                 "use_cache=False leaves nothing to evict; leave it out, or run the model outside of the evicting block"
@@ -93,14 +94,12 @@ class Evictor:
             cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
             args, kwargs = changed(model, args, kwargs, {keyword: cache, "use_cache": True})
         EvictedCache.require_support(cache)
-        tokens: Any = next((called[name] for name in ("input_ids", "inputs_embeds") if called.get(name) is not None), None)
         if tokens is None:
             raise ValueError("a pass without input_ids or inputs_embeds has no tokens to write to a cache")
         batch, count = tokens.shape[:2]
         asked = called.get("logits_to_keep")
-        if isinstance(asked, int) and asked > 0:  # by their places: asked for a number of them, some families run fewer queries
-            places = torch.arange(max(count - asked, 0), count, device=tokens.device)
-            args, kwargs = changed(model, args, kwargs, {"logits_to_keep": places})
+        if isinstance(asked, int) and asked > 0:
+            args, kwargs = changed(model, args, kwargs, {"logits_to_keep": last_places(tokens, asked)})
         seen = cache.get_seq_length()
         padding = left_padding((batch, seen + count), called.get("attention_mask"), whole=False)
         budget = self._due(cache, count)
@@ -173,10 +172,8 @@ class Evictor:
         key = (id(call.mask), type(entries), *windows, call.key.shape[2], layer.get_seq_length())
         if key not in run.known:
             window = last_queries(run.padding, run.batch, run.tokens, self.window)
-            run.known[key] = (
-                call.mask,
-                passed(layer, call, window, run.pads),
-            )  # the mask is held, so that its id stays its own
+            # the mask is held, so that its id stays its own
+            run.known[key] = (call.mask, passed(layer, call, window, run.pads))
         return run.known[key][1]
 
     def _remember(self, run: Pass, call: AttentionCall, here: tuple[int, int]) -> None:
@@ -187,8 +184,8 @@ class Evictor:
         window = last_queries(run.padding, run.batch, run.tokens, self.window)
         layer = run.cache.layers[place]
         spans = self._spans(run, call, layer)
-        sinks = call.options.get("s_aux", call.options.get("sinks"))
-        each = {} if sinks is None or sinks.dim() == 1 else {reader: window.take(sinks.squeeze(-1), 2)}
+        sinks = window_sinks(call, window)
+        each = {} if sinks is None or sinks.dim() == 1 else {reader: sinks}
         new = None if spans is None else Recent({reader: window.take(call.query, 2)}, spans, each)
         self._join(run, place, reader, new)
 

@@ -1,5 +1,6 @@
 """The pipeline end to end: prefill, evict, go on decoding on what is left."""
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -84,15 +85,14 @@ def prefill(
     length = prompt.shape[1]
     if chunk_size is not None:
         whole("chunk_size", chunk_size, 1)
-    cache, last, logits = DynamicCache(config=model.config), [], None  # type: ignore[arg-type, var-annotated]
+    cache, logits = DynamicCache(config=model.config), None  # type: ignore[arg-type]
+    last: deque[Any] = deque(maxlen=1)
     with driving(model, policy, budget, Moments(), last.append) as evictor:
         for start in range(0, length, chunk_size or length):
             end = min(start + (chunk_size or length), length)
             evictor.choose = choose == "each chunk" or end == length
             mask = None if attention_mask is None else attention_mask[:, :end]
             logits = forward(model, prompt[:, start:end], cache, last_logits=1, attention_mask=mask)
-            last = last[-1:]
-            evictor.watch = last.append
             if progress is not None:
                 progress(end)
     assert logits is not None

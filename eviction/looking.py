@@ -15,7 +15,7 @@ from eviction.cache.recent import Recent
 from eviction.cache.uniform import EvictedLayer
 from eviction.observation import Observation
 from hooks.dispatch import AttentionCall
-from hooks.masks import visible
+from hooks.masks import adds, seen, visible
 from hooks.records import LayerRecord
 from hooks.window import Window
 
@@ -163,19 +163,16 @@ def spans_of(
 
     None where it is no span: heads see different things, there are holes, or the mask adds something to what is seen.
     """
-    if mask.dtype == torch.bool:
-        seen = mask
-    else:
-        seen = mask > torch.finfo(mask.dtype).min
-        if bool((mask.masked_fill(~seen, 0) != 0).any()):
-            return None
-    if seen.shape[1] > 1 and not bool((seen == seen[:, :1]).all()):
+    if adds(mask):
         return None
-    seen = seen[:, 0].expand(valid.shape[0], valid.shape[1], -1)
-    start, count = seen.int().argmax(-1), seen.sum(-1)
-    places = torch.arange(seen.shape[-1], device=seen.device)
+    lets = seen(mask)
+    if lets.shape[1] > 1 and not bool((lets == lets[:, :1]).all()):
+        return None
+    lets = lets[:, 0].expand(valid.shape[0], valid.shape[1], -1)
+    start, count = lets.int().argmax(-1), lets.sum(-1)
+    places = torch.arange(lets.shape[-1], device=lets.device)
     inside = (places >= start[..., None]) & (places < (start + count)[..., None])
-    if not bool((inside == seen)[valid].all()):
+    if not bool((inside == lets)[valid].all()):
         return None
     spans = torch.stack([start + first, start + first + count - 1], -1)
     return spans.where(valid[..., None], torch.tensor([0, -1], device=spans.device)).int()

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from eviction.allocate import uniform_entries
+from eviction.allocate import require_budget
 from eviction.checks import whole
 
 
@@ -39,4 +37,4 @@ class Moments:
         if self.target is not None:
             if self.every is None:
                 raise ValueError(f"a target of {self.target} while decoding needs every=…, the tokens between two choices")
-            uniform_entries(self.target, torch.tensor([1]))
+            require_budget(self.target)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bounds.distances import projected_distances
 from bounds.norms import projected_norms
+from hooks.masks import seen
 from hooks.records import LayerRecord
 from perturbation.output import attention_output
 from perturbation.weights import attention_weights
@@ -80,9 +81,7 @@ class Observation:
         """Entries that the last query sees and that are held: no pads, nothing that a sliding window has left behind, no gaps. One row for
         all KV heads where they hold the same.
         """
-        mask = self.record.mask
-        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-        last = seen[:, :, -1]
+        last = seen(self.record.mask)[:, :, -1]
         valid = last if last.shape[1] == 1 else last.unflatten(1, (self.n_kv_heads, -1)).any(2)
         valid = valid & self.record.query_valid[:, -1, None, None]  # a row without any token has none
         if self.held is None:

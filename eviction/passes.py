@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jaxtyping import Bool
@@ -64,7 +65,7 @@ class Pass:
     """Cache layer, attention call, what is seen and the tokens of its queries, where scores need another pass."""
     reading: tuple[AttentionCall, RaggedLayer] | None = None
 
-    @property
+    @cached_property
     def pads(self) -> Tensor | None:
         """Pads of each row."""
         return None if self.padding is None else (~self.padding).sum(-1)

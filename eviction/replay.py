@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.forward import forward
+from hooks.masks import masked
 from hooks.records import LayerRecord
 
 WEIGHTS = 1 << 23
@@ -157,9 +158,7 @@ def live_attention(
     logits = logits.scatter(-1, where, live.where(there, logits.gather(-1, where))) * record.scale
     if record.softcap is not None:
         logits = record.softcap * torch.tanh(logits / record.softcap)
-    mask = _constant(record.mask)[:, :, part]
-    lowest = torch.finfo(dtype).min
-    logits = logits.masked_fill(~mask, lowest) if mask.dtype == torch.bool else (logits + mask.to(dtype)).clamp(min=lowest)
+    logits = masked(logits, _constant(record.mask)[:, :, part])
     if record.sinks is not None:
         sinks = _constant(record.sinks).to(dtype)
         sinks = sinks[None, :, None] if sinks.dim() == 1 else sinks[:, :, part]

@@ -188,7 +188,7 @@ class _Recorder:
                 if window.valid is not None
                 else torch.ones(batch, window.count, dtype=torch.bool, device=call.query.device),
                 "softcap": call.softcap,
-                "sinks": _sinks(call, window),
+                "sinks": window_sinks(call, window),
                 "attention_output": window.take(output, 1),
             }
         )
@@ -282,11 +282,9 @@ class _Recorder:
         self.frame = None
 
 
-def _sinks(call: AttentionCall, window: Window) -> Tensor | None:
+def window_sinks(call: AttentionCall, window: Window) -> Tensor | None:
     """The logits of the learned sinks: one a head, or one a head and query."""
-    sinks = call.options.get("s_aux")
-    if sinks is None:
-        sinks = call.options.get("sinks")
+    sinks = call.sinks
     if sinks is None:
         return None
     return sinks.detach() if sinks.dim() == 1 else window.take(sinks.squeeze(-1), 2)

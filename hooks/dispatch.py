@@ -47,6 +47,12 @@ class AttentionCall:
         """The cap that the kernel applies; sdpa leaves out one that a family asks for (Gemma2 in older transformers)."""
         return None if self.implementation == "sdpa" else self.options.get("softcap")
 
+    @property
+    def sinks(self) -> Tensor | None:
+        """The logits of learned sinks, under either of the names that families give them."""
+        sinks = self.options.get("s_aux")
+        return self.options.get("sinks") if sinks is None else sinks
+
 
 AttentionResult = tuple[Tensor, Tensor | None]
 Proceed = Callable[[AttentionCall], AttentionResult]

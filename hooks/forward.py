@@ -20,6 +20,21 @@ def given(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     return {**bound.get("kwargs", {}), **bound}
 
 
+def cache_given(called: dict[str, Any]) -> Any:
+    """The cache that a call (as `given` has it) writes to, under either name; None where there is none."""
+    return next((called[name] for name in ("cache", "past_key_values") if called.get(name) is not None), None)
+
+
+def tokens_given(called: dict[str, Any]) -> Any:
+    """The ids or embeddings that a call runs; None where there are none."""
+    return next((called[name] for name in ("input_ids", "inputs_embeds") if called.get(name) is not None), None)
+
+
+def last_places(tokens: Tensor, count: int) -> Int[Tensor, " places"]:
+    """Where the last `count` tokens stand. Asked for logits by a number instead, some families run their last layers on those tokens alone."""
+    return torch.arange(max(tokens.shape[1] - count, 0), tokens.shape[1], device=tokens.device)
+
+
 def forward(
     model: nn.Module,
     tokens: Int[Tensor, "batch tokens"],
@@ -33,9 +48,7 @@ def forward(
     `last_logits` asks for the logits of so many last tokens; 0 for those of all. `attention_mask` is 0 at pads, over the tokens that the cache
     has seen and these; positions count the others.
     """
-    asked: int | Tensor = last_logits
-    if last_logits:  # by their places: asked for a number of them, some families run their last layers on those tokens alone
-        asked = torch.arange(max(tokens.shape[1] - last_logits, 0), tokens.shape[1], device=tokens.device)
+    asked = last_places(tokens, last_logits) if last_logits else 0
     more: dict[str, Any] = {cache_keyword(model): cache}
     if attention_mask is not None:
         more["attention_mask"] = attention_mask

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
-from hooks.forward import given
+from hooks.forward import cache_given, given, tokens_given
 from hooks.layers import decoder_layers
 from hooks.masks import restricted, visible
 
@@ -81,10 +81,9 @@ class _Place:
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the pass."""
         called = given(model, args, kwargs)
-        cache = next((called[name] for name in ("cache", "past_key_values") if isinstance(called.get(name), Cache)), None)
-        tokens = next((called[name] for name in ("input_ids", "inputs_embeds") if isinstance(called.get(name), Tensor)), None)
+        cache, tokens = cache_given(called), tokens_given(called)
         self.layer = None
-        self.seen = None if cache is None or tokens is None else cache.get_seq_length() + tokens.shape[1]
+        self.seen = None if not isinstance(cache, Cache) or tokens is None else cache.get_seq_length() + tokens.shape[1]
 
     def enter(self, index: int) -> Callable[..., None]:
         """Before a decoder layer."""

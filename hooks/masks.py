@@ -33,18 +33,36 @@ def visible(call: AttentionCall, queries: int | None = None) -> Tensor:
     return mask + bias
 
 
-def restricted(call: AttentionCall, mask: Tensor, seen: Tensor) -> AttentionCall:
-    """The call with `mask`, as `visible` writes it out, less what is not `seen`, in the form that sdpa or eager attention takes.
+def seen(mask: Tensor) -> Tensor:
+    """Where a boolean or additive mask lets through."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+
+
+def adds(mask: Tensor) -> bool:
+    """Whether a mask adds something to what it lets through (a position bias); most only hide."""
+    return mask.dtype != torch.bool and bool((mask.masked_fill(~seen(mask), 0) != 0).any())
+
+
+def masked(logits: Tensor, mask: Tensor) -> Tensor:
+    """`logits` with a boolean (True: visible) or additive mask; what is hidden gets the lowest number, so that a row of nothing is finite."""
+    lowest = torch.finfo(logits.dtype).min
+    if mask.dtype == torch.bool:
+        return logits.masked_fill(~mask, lowest)
+    return (logits + mask.to(logits.dtype)).clamp(min=lowest)
+
+
+def restricted(call: AttentionCall, mask: Tensor, there: Tensor) -> AttentionCall:
+    """The call with `mask`, as `visible` writes it out, less what is not `there`, in the form that sdpa or eager attention takes.
 
     A position bias is in the mask then, and is not given beside it.
     """
     options = {name: value for name, value in call.options.items() if name != "position_bias"}
     if mask.dtype == torch.bool and call.implementation != "eager":
-        return replace(call, mask=mask & seen, options=options)
+        return replace(call, mask=mask & there, options=options)
     lowest = torch.finfo(call.query.dtype).min
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=call.query.dtype).masked_fill(~mask, lowest)
-    return replace(call, mask=mask.masked_fill(~seen, lowest), options=options)
+    return replace(call, mask=mask.masked_fill(~there, lowest), options=options)
 
 
 def _rows(call: AttentionCall, count: int, total: int, keys: int) -> Tensor:

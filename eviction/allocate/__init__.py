@@ -1,6 +1,6 @@
 """The second verb of an eviction policy: allocate the budget to heads."""
 
-from eviction.allocate.base import Allocate, Candidates, apportion, uniform_entries
+from eviction.allocate.base import Allocate, Candidates, apportion, require_budget, uniform_entries
 from eviction.allocate.offline import HeadKV, PyramidKV
 from eviction.allocate.ranked import AdaKV, Global
 from eviction.allocate.uniform import Uniform, require_room
@@ -14,6 +14,7 @@ __all__ = [
     "PyramidKV",
     "Uniform",
     "apportion",
+    "require_budget",
     "require_room",
     "uniform_entries",
 ]

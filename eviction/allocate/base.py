@@ -63,6 +63,20 @@ class Allocate(Protocol):
         """Counts for each layer: one layer at a time where `scope` is "layer", else all of them at once."""
 
 
+def require_budget(budget: int | float) -> None:
+    """Refuse what is no budget.
+
+    Raises:
+        BudgetError: it is neither a number of entries of at least 1 nor a fraction in (0, 1].
+    """
+    if isinstance(budget, bool):
+        raise BudgetError(f"a budget is a number of entries or a fraction, not {budget}")
+    if isinstance(budget, float) and not 0 < budget <= 1:
+        raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")
+    if budget < 1 and not isinstance(budget, float):
+        raise BudgetError(f"a budget is at least 1 entry, not {budget}")
+
+
 def uniform_entries(budget: int | float, lengths: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """b of each row: an integer is a number of entries, capped at the row's length; a float a fraction of it in (0, 1], rounded to
     the nearest entry (halves up). At least 1.
@@ -70,14 +84,9 @@ def uniform_entries(budget: int | float, lengths: Int[Tensor, " batch"]) -> Int[
     Raises:
         BudgetError: the budget is outside its range.
     """
-    if isinstance(budget, bool):
-        raise BudgetError(f"a budget is a number of entries or a fraction, not {budget}")
+    require_budget(budget)
     if isinstance(budget, float):
-        if not 0 < budget <= 1:
-            raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")
         return torch.tensor([max(1, math.floor(budget * length + 0.5)) for length in lengths.tolist()], device=lengths.device)
-    if budget < 1:
-        raise BudgetError(f"a budget is at least 1 entry, not {budget}")
     return lengths.clamp(max=budget)
 
 

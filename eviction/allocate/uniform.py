@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eviction.allocate.base import Candidates
+from eviction.allocate.base import Candidates, require_budget
 from eviction.errors import BudgetError
 
 
@@ -32,14 +32,8 @@ def require_room(budget: int | float, keys: int, protected: int) -> int:
     Raises:
         BudgetError: the budget is outside its range, or holds no more than the protected entries.
     """
-    if isinstance(budget, float):
-        if not (0 < budget <= 1):
-            raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")
-        entries = math.floor(budget * keys + 0.5)
-    else:
-        if budget < 1:
-            raise BudgetError(f"a budget is at least 1 entry, not {budget}")
-        entries = min(budget, keys)
+    require_budget(budget)
+    entries = math.floor(budget * keys + 0.5) if isinstance(budget, float) else min(budget, keys)
     if entries <= protected and entries < keys:
         raise BudgetError(
             f"budget {budget} of {keys} entries is {entries} a head, but the {protected} of the window are always kept "

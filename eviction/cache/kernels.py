@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from hooks.masks import masked
+
 if TYPE_CHECKING:
     from eviction.cache.ragged import RaggedLayer
 
@@ -186,9 +188,7 @@ def tail_part(
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         if mask is not None:
-            seen = mask[:, :, start : start + block]
-            lowest = torch.finfo(logits.dtype).min
-            logits = logits.masked_fill(~seen, lowest) if seen.dtype == torch.bool else (logits + seen).clamp(min=lowest)
+            logits = masked(logits, mask[:, :, start : start + block])
         sums.append(logits.logsumexp(-1))
         weights = (logits - sums[-1][..., None]).exp().to(values.dtype)
         grouped = weights.unflatten(1, (kv_heads, -1)).flatten(2, 3) @ values

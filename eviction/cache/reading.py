@@ -12,7 +12,7 @@ from eviction.cache.ragged import RaggedLayer
 from eviction.cache.states import LatentStates, RaggedStates
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
-from hooks.masks import restricted, visible
+from hooks.masks import adds, masked, restricted, seen, visible
 
 LOGITS = 1 << 18
 """Logits of a head that exist at a time."""
@@ -52,12 +52,12 @@ def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
     mask = covering(call, layer)
     scale = call.options.get("scaling")
     scale = call.query.shape[-1] ** -0.5 if scale is None else float(scale)
-    sinks = call.options.get("s_aux", call.options.get("sinks"))
+    sinks = call.sinks
     if sinks is not None:  # a logit for each head, or for each head and query
         sinks = sinks[None, :, None, None] if sinks.dim() == 1 else sinks
         sinks = sinks.to(torch.promote_types(torch.float32, call.query.dtype)).expand(*call.query.shape[:3], 1)
     if takes_one(call):
-        plain = _plain(mask)
+        plain = mask if mask is None or adds(mask) else seen(mask)
         restricts = plain is not None and (plain.dtype != torch.bool or not all_seen(plain, layer))
         # many queries would go through flex attention's block mask, which is larger than all that is gained
         if call.query.shape[2] <= FEW or flashes(call.query, layer, plain if restricts else None, call.softcap):
@@ -68,14 +68,6 @@ def read(call: AttentionCall, layer: RaggedLayer) -> AttentionResult:
 def takes_one(call: AttentionCall) -> bool:
     """Whether one kernel may be better than one a head: on a GPU."""
     return call.query.is_cuda and call.query.dtype != torch.float64
-
-
-def _plain(mask: Tensor | None) -> Tensor | None:
-    """An additive mask as a boolean one, as long as it adds nothing to what it lets through."""
-    if mask is None or mask.dtype == torch.bool:
-        return mask
-    seen = mask > torch.finfo(mask.dtype).min
-    return mask if bool((mask.masked_fill(~seen, 0) != 0).any()) else seen
 
 
 def in_one(
@@ -190,10 +182,3 @@ def covering(call: AttentionCall, layer: RaggedLayer) -> Tensor | None:
     mask = visible(replace(call, key=key))
     there = torch.arange(total, device=mask.device) >= dropped
     return mask & there if mask.dtype == torch.bool else masked(mask, there)
-
-
-def masked(logits: Tensor, mask: Tensor) -> Tensor:
-    """`logits` with a boolean (True: visible) or additive mask; what is hidden gets the lowest number, so that a row of nothing is finite."""
-    if mask.dtype == torch.bool:
-        return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
-    return (logits + mask.to(logits.dtype)).clamp(min=torch.finfo(logits.dtype).min)
