@@ -78,8 +78,8 @@ def prefill(
         ValueError: there is no token, the mask does not fit or pads on the right, or the chunks have no size.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
-    if not prompt.numel():
-        raise ValueError(f"a prompt of at least one token is needed, not tokens {tuple(prompt.shape)}")
+    if prompt.dim() != 2 or not prompt.numel():
+        raise ValueError(f"a prompt [batch, tokens] of at least one token is needed, not tokens {tuple(prompt.shape)}")
     one_of("choose", choose, "each chunk", "at the end")
     left_padding((prompt.shape[0], prompt.shape[1]), attention_mask)
     length = prompt.shape[1]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -69,8 +70,8 @@ def require_budget(budget: int | float) -> None:
     Raises:
         BudgetError: it is neither a number of entries of at least 1 nor a fraction in (0, 1].
     """
-    if isinstance(budget, bool):
-        raise BudgetError(f"a budget is a number of entries or a fraction, not {budget}")
+    if isinstance(budget, bool) or not isinstance(budget, Real):
+        raise BudgetError(f"a budget is a number of entries or a fraction, not {budget!r}")
     if isinstance(budget, float) and not 0 < budget <= 1:
         raise BudgetError(f"a fractional budget lies in (0, 1], not at {budget}")
     if budget < 1 and not isinstance(budget, float):

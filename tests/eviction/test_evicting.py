@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -721,3 +724,33 @@ def test_a_pass_that_raises_is_taken_back_at_once():
         assert [layer.get_seq_length() for layer in cache.layers] == [20, 20, 20]
         with pytest.raises(ValueError, match="no tokens"):
             model()
+
+
+def test_without_checked_signatures_a_budget_that_is_no_number_is_told_too():
+    """The tests check types themselves; a user's own run does not."""
+    asked = """
+import sys
+sys.path[:0] = ["tests"]
+from models import prompt, tiny
+from eviction import Moments, policy, prefill
+model = tiny("llama")
+for attempt in (
+    lambda: prefill(model, prompt(9), policy("snapkv"), "0.2"),
+    lambda: prefill(model, prompt(9), policy("snapkv"), None),
+    lambda: Moments(every=3, target="3"),
+    lambda: prefill(model, prompt(9)[0], policy("snapkv"), 3),
+):
+    try:
+        attempt()
+    except ValueError as error:
+        print(error)
+"""
+    folder = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=folder, check=False, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "a budget is a number of entries or a fraction, not '0.2'",
+        "a budget is a number of entries or a fraction, not None",
+        "a budget is a number of entries or a fraction, not '3'",
+        "a prompt [batch, tokens] of at least one token is needed, not tokens (9,)",
+    ]
