@@ -1,6 +1,7 @@
 """Capture, eviction and decoding on one GPU: random weights in Llama-3.1-8B's shape, bfloat16, 32K tokens, nothing to download.
 
-Without a GPU the same runs on the CPU at a toy size, so that it is known to work; its times then mean nothing. Less than 4 minutes.
+Without a GPU the same runs on the CPU at a toy size, so that it is known to work; its times then mean nothing. Made to take less
+than 4 minutes on a GPU.
 
 `capture_identical`: logits with capture are bit for bit those without. `float32_error`: largest relative difference (L2, over decoded
 tokens) between the ragged cache and the full one with the evicted entries masked, in a two-layer model in float32 (must be below 1e-4);
