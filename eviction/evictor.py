@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from eviction.cache import EvictedCache
 from eviction.cache.broken import Before, break_cache, length_of, take_back
 from eviction.cache.compact import compact
-from eviction.cache.hybrid import entries_of
+from eviction.cache.hybrid import entries_of, has_linear_states
 from eviction.cache.owner import owner
 from eviction.cache.reading import attend, densified, read
 from eviction.cache.recent import Recent, watched
@@ -20,7 +20,7 @@ from eviction.cache.states import LatentStates, RaggedStates
 from eviction.looking import last_query, observation, passed, recorded
 from eviction.moments import Moments
 from eviction.passes import Eviction, Pass, Watch, changed, held_by, over_all
-from eviction.places import left_padding
+from eviction.places import left_padding, require_pads_left_out
 from eviction.policy import Policy, merged
 from eviction.replay import Held, sign_gradients
 from hooks.capture import window_sinks
@@ -102,6 +102,7 @@ class Evictor:
             args, kwargs = changed(model, args, kwargs, {"logits_to_keep": last_places(tokens, asked)})
         seen = cache.get_seq_length()
         padding = left_padding((batch, seen + count), called.get("attention_mask"), whole=False)
+        require_pads_left_out(cache, padding, seen)
         budget = self._due(cache, count)
         ids = called.get("input_ids")
         if self.signs and ids is None:
@@ -313,7 +314,7 @@ class Evictor:
         """Run the last tokens again for their gradients, and score what waited for them."""
         cache, budget = run.cache, run.budget
         assert budget is not None
-        if any(hasattr(layer, "conv_states") for layer in cache.layers):
+        if has_linear_states(cache):
             raise UnsupportedAttention("the last tokens cannot be run again over layers with a linear state, which has gone on")
         tokens = run.waiting[0][3]
         if tokens is None:

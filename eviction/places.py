@@ -4,7 +4,10 @@ from typing import Any
 
 from jaxtyping import Bool
 from torch import Tensor, nn
+from transformers import masking_utils
+from transformers.cache_utils import Cache
 
+from eviction.cache.hybrid import has_linear_states
 from hooks.dispatch import implementations
 from hooks.errors import UnsupportedAttention
 
@@ -53,3 +56,19 @@ def left_padding(shape: tuple[int, int], attention_mask: Any, *, whole: bool = T
             "prompts of different lengths are padded on the left: the attention mask has a 0 after a 1, or a row without tokens"
         )
     return padding
+
+
+def require_pads_left_out(cache: Cache, padding: Tensor | None, seen: int) -> None:
+    """Refuse pads in a later pass where this transformers would let them into linear states: it masks those of the first pass alone.
+
+    Raises:
+        UnsupportedAttention: a pass after the first holds a pad.
+    """
+    if padding is None or not seen or not has_linear_states(cache) or hasattr(masking_utils, "create_recurrent_attention_mask"):
+        return
+    if bool((~padding[:, seen:]).any()):
+        pads = int((~padding).sum(1).amax())
+        raise UnsupportedAttention(
+            f"a row has {pads} pads, more than the {seen} tokens of the passes before this one, and this transformers lets such pads into "
+            f"linear states; use chunks of at least {pads} tokens, or transformers 5.13 or newer"
+        )

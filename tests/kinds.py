@@ -68,11 +68,13 @@ def owners(kind: str) -> int:
     return sum(getattr(layer, "keys", None) is not None for layer in held.layers)
 
 
+LINEAR = (
+    "gated, beside linear attention",
+    "beside a state space in the same layer",
+    "one attention module for several layers",
+)
+
+
 def refuses(name: str, kind: str) -> bool:
     """Policies that run the last tokens again cannot do so over linear states."""
-    linear = (
-        "gated, beside linear attention",
-        "beside a state space in the same layer",
-        "one attention module for several layers",
-    )
-    return name.startswith("fisher") and kind in linear
+    return name.startswith("fisher") and kind in LINEAR

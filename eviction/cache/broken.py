@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 from transformers.cache_utils import Cache, DynamicLayer
 
-from eviction.cache.hybrid import entries_of
+from eviction.cache.hybrid import entries_of, has_linear_states
 
 
 class BrokenLayer(DynamicLayer):
@@ -56,7 +56,7 @@ def take_back(cache: Any, before: Before) -> None:
     """`cache` as it was `before`; where it has linear states, which cannot go back, it says so from now on."""
     if any(isinstance(layer, BrokenLayer) for layer in cache.layers):
         return
-    if any(hasattr(layer, "conv_states") for layer in cache.layers):
+    if has_linear_states(cache):
         break_cache(cache, "a pass was interrupted, and its linear states cannot go back")
         return
     del cache.layers[len(before.lengths) :]

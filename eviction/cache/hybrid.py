@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from eviction.cache.ragged import RaggedLayer
 from eviction.cache.uniform import EvictedLayer
@@ -85,3 +85,8 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):
 def entries_of(layer: Any) -> Any:
     """The part of a cache layer that holds entries: the layer itself, but for one that has a linear state beside compressed ones."""
     return layer.entries if isinstance(layer, HybridLayer) else layer
+
+
+def has_linear_states(cache: Cache) -> bool:
+    """Whether a layer of the cache holds a state that every token changes for good."""
+    return any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
