@@ -5,6 +5,7 @@ from bounds.audit import Audit, Gap, audit, audit_curve, gap
 from bounds.centred import shifted, theta_o, theta_o_hat
 from bounds.curve import BoundCurve, bound_curve
 from bounds.distances import projected_distances
+from bounds.logits import bennett, hoeffding
 from bounds.norms import projected_norms
 from bounds.optimum import (
     Optimum,
@@ -25,6 +26,7 @@ __all__ = [
     "accumulated_bound",
     "audit",
     "audit_curve",
+    "bennett",
     "bound_curve",
     "branch_and_bound",
     "condition",
@@ -32,6 +34,7 @@ __all__ = [
     "dinkelbach",
     "exhaustive",
     "gap",
+    "hoeffding",
     "local_search",
     "minimal_theta",
     "minimal_theta_o_hat",
