@@ -17,12 +17,13 @@ from eviction.cache.owner import owner
 from eviction.cache.reading import attend, densified, read
 from eviction.cache.recent import Recent, watched
 from eviction.cache.states import LatentStates, RaggedStates
+from eviction.live import Held
 from eviction.looking import last_query, observation, passed, recorded
 from eviction.moments import Moments
 from eviction.passes import Eviction, Pass, Watch, changed, held_by, over_all
 from eviction.places import left_padding, require_pads_left_out
 from eviction.policy import Policy, merged
-from eviction.replay import Held, sign_gradients
+from eviction.replay import removal_nats
 from hooks.capture import window_sinks
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed
 from hooks.errors import UnsupportedAttention
@@ -55,7 +56,7 @@ class Evictor:
 
     def __post_init__(self) -> None:
         self.window = self.policy.window
-        self.signs: int = getattr(self.policy.accumulate, "signs", 0)
+        self.asked = self.policy.behaviour
         self.replays = False
 
     @property
@@ -105,7 +106,7 @@ class Evictor:
         require_pads_left_out(cache, padding, seen)
         budget = self._due(cache, count)
         ids = called.get("input_ids")
-        if self.signs and ids is None:
+        if self.asked and ids is None:
             raise ValueError("this policy runs the last tokens again; give the model input_ids, not inputs_embeds")
         self.running = Pass(
             cache,
@@ -115,7 +116,7 @@ class Evictor:
             budget,
             budget is not None or not self.calls,
             Before.of(cache),
-            ids if self.signs else None,
+            ids if self.asked else None,
         )
         return args, kwargs
 
@@ -235,7 +236,7 @@ class Evictor:
         if run.budget is None:
             return
         seen = observation(layer, record, reader, recent, latent=latent, pads=run.pads)
-        if self.signs:
+        if self.asked:
             run.waiting.append((place, here, seen, None if recent is None else recent.tokens))
         else:
             run.scored.setdefault(place, []).append(self.policy.score(seen, run.budget))
@@ -311,9 +312,10 @@ class Evictor:
         return event
 
     def _replay(self, run: Pass) -> None:
-        """Run the last tokens again for their gradients, and score what waited for them."""
+        """Run the last tokens again, and score what waited for them."""
         cache, budget = run.cache, run.budget
         assert budget is not None
+        assert self.asked is not None
         if has_linear_states(cache):
             raise UnsupportedAttention("the last tokens cannot be run again over layers with a linear state, which has gone on")
         tokens = run.waiting[0][3]
@@ -321,23 +323,21 @@ class Evictor:
             raise UnsupportedAttention(
                 "the last tokens cannot be run again: what they saw is no span of slots, or they are not known"
             )
-        held = {here: Held(seen.record, seen.places) for _, here, seen, _ in run.waiting}
-        seed = getattr(self.policy.accumulate, "seed", 0)
+        held = {here: Held(seen.record, seen.places, seen.n_kv_heads) for _, here, seen, _ in run.waiting}
         self.replays = True
         try:
-            found = sign_gradients(
+            found = removal_nats(
                 self.model,
                 tokens,
                 held,
+                self.asked,
                 seen=cache.get_seq_length(),
-                signs=self.signs,
-                seed=seed,
                 attention_mask=None if run.padding is None else run.padding.long(),
             )
         finally:
             self.replays = False
         for place, here, seen, _ in run.waiting:
-            scored = self.policy.score(replace(seen, gradients=found[here]), budget)
+            scored = self.policy.score(replace(seen, nats=found[here]), budget)
             run.scored.setdefault(place, []).append(scored)
         run.waiting.clear()
 

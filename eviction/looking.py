@@ -106,15 +106,16 @@ def _unknown(part: Any, dim: int, count: int) -> Any:
     return torch.cat([part.new_full(shape, torch.nan), part], dim)
 
 
-def last_query(record: LayerRecord) -> LayerRecord:
-    """The record of its last query alone."""
-    one = slice(-1, None)
+def last_query(record: LayerRecord, count: int = 1) -> LayerRecord:
+    """The record of its last query alone, or of its last `count`."""
+    if count >= record.n_queries:
+        return record
     changed: dict[str, Any] = {
-        name: None if (part := getattr(record, name)) is None else part.narrow(dim, part.shape[dim] - 1, 1)
+        name: None if (part := getattr(record, name)) is None else part.narrow(dim, part.shape[dim] - count, count)
         for name, dim in QUERIES.items()
     }
     sinks = record.sinks
-    return replace(record, **changed, sinks=sinks if sinks is None or sinks.dim() == 1 else sinks[:, :, one])
+    return replace(record, **changed, sinks=sinks if sinks is None or sinks.dim() == 1 else sinks[:, :, -count:])
 
 
 def recorded(layer: Any, record: LayerRecord, reader: int, pads: Tensor | None, spans: Tensor | None = None) -> Recent | None:

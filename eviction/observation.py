@@ -33,7 +33,7 @@ class Observation:
         lengths: entries that each row would have, had none been evicted: what a fractional budget is a fraction of.
         pads: tokens of each row that are pads, all at its start.
         carried: what earlier queries gave each entry, for an accumulator that adds up.
-        gradients: how what the recorded queries say depends on their attention outputs (`eviction.replay`), for an accumulator that asks.
+        nats: the KL of removing each entry, as the recorded queries have it (`eviction.replay`), for an accumulator that asks.
 
     Raises:
         ValueError: `cached_heads` is neither 1 nor the KV heads, or `held` is below 1.
@@ -47,7 +47,7 @@ class Observation:
     lengths: Int[Tensor, " batch"] | None = None
     pads: Int[Tensor, " batch"] | None = None
     carried: Float[Tensor, "batch heads keys"] | None = None
-    gradients: Float[Tensor, "signs batch queries heads value_dim"] | None = None
+    nats: Float[Tensor, "batch cached_heads keys"] | None = None
 
     def __post_init__(self) -> None:
         if self.cached_heads not in (None, 1, self.record.n_kv_heads):

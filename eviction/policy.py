@@ -12,6 +12,7 @@ from eviction.accumulate import Accumulate, SnapKV
 from eviction.allocate import Allocate, Candidates, Uniform, uniform_entries
 from eviction.observation import Observation, earliest, recent
 from eviction.select import AttentionOnly, Decision, Scores, Select, TwoStage
+from eviction.signs import Asked
 from hooks.records import LayerRecord
 
 
@@ -51,6 +52,11 @@ class Policy:
         """The queries that must be captured for this policy to decide; None for all."""
         asked = [self.accumulate.queries, getattr(self.select, "window", 1)]
         return None if None in asked else max(count for count in asked if count is not None)
+
+    @property
+    def behaviour(self) -> Asked | None:
+        """How the KL of removals is estimated, which takes another run of the window's tokens; None where it is not asked for."""
+        return getattr(self.accumulate, "behaviour", None)
 
     @property
     def adds_up(self) -> bool:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eviction.accumulate import H2O, TOVA, ExpectedAttention, Fisher, KeyNorm, Random, SnapKV, StartRecent
+from eviction.accumulate import H2O, TOVA, ExpectedAttention, Fisher, KeyNorm, Random, SnapKV, StartRecent, StraightThrough
 from eviction.allocate import AdaKV, Global, HeadKV, PyramidKV, Uniform
 from eviction.observation import Observation
 from eviction.policy import Policy
@@ -66,6 +66,11 @@ WHOLE: dict[str, Parts] = {
     "caote": Parts(SnapKV, Uniform, SingleEviction, (("space", "value"),)),
     "defensivekv": Parts(SnapKV, AdaKV, Defensive, (("over", "max"), ("rule", "forced"))),
     "layer-defensivekv": Parts(SnapKV, Global, Defensive, (("over", "max"),)),
+    "fisher-uniform": Parts(Fisher, Uniform, AttentionOnly),
+    "fisher-adakv": Parts(Fisher, AdaKV, AttentionOnly),
+    "straight-through": Parts(StraightThrough, Global, AttentionOnly),
+    "straight-through-uniform": Parts(StraightThrough, Uniform, AttentionOnly),
+    "straight-through-adakv": Parts(StraightThrough, AdaKV, AttentionOnly),
 }
 _own: dict[str, tuple[Function, int | None, tuple[int, int]]] = {}
 

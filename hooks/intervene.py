@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -122,3 +122,44 @@ def replaying(model: nn.Module, outputs: Mapping[int, Any]) -> Iterator[None]:
                 found[index].__dict__.pop("forward", None)
             else:
                 object.__setattr__(found[index], "forward", before)
+
+
+@dataclass
+class Apart:
+    """What left each decoder layer, in order, and what the final norm got of the last."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    last: Tensor | None = None
+
+
+@contextmanager
+def apart(model: nn.Module) -> Iterator[Apart]:
+    """Inside the `with` block no gradient passes from one decoder layer to the next, nor from the last to what follows it.
+
+    Each layer's output is kept with the graph that leads to it, and a leaf that requires a gradient goes on in its place.
+
+    Raises:
+        UnsupportedAttention: a layer hands on more than one hidden state, or not all layers hold attention.
+    """
+    layers, beside = decoder_layers(model)
+    if beside:
+        raise UnsupportedAttention(
+            f"layers {', '.join(beside)} have no attention; the model cannot be taken apart layer by layer"
+        )
+    found = Apart()
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
+        if not isinstance(output, Tensor) or output.dim() != 3:
+            raise UnsupportedAttention(f"{type(module).__name__} hands on more than one hidden state; it cannot be taken apart")
+        found.outputs.append(output)
+        found.last = output.detach().requires_grad_()
+        return found.last
+
+    handles = []
+    try:
+        for layer in layers:
+            handles.append(layer.module.register_forward_hook(leave))
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

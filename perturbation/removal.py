@@ -41,13 +41,13 @@ class Removals:
     that follow, teacher forced, attend to what is left, layer after layer, as they would on a compressed cache. Made by `of`.
 
     Attributes:
-        entries: of the prompt.
+        prompt: the tokens whose entries are removed.
         full: logits of the tokens that follow on the full cache [queries, vocabulary].
     """
 
     model: nn.Module
+    prompt: Int[Tensor, "1 prompt"]
     following: Int[Tensor, "1 queries"]
-    entries: int
     full: Float[Tensor, "queries vocabulary"]
     _past: tuple[tuple[Tensor, Tensor], ...]
     _outputs: Mapping[int, Tensor]
@@ -85,7 +85,17 @@ class Removals:
         finally:
             for handle in handles:
                 handle.remove()
-        return cls(model, following, prompt.shape[1], full, tuple(past), outputs)
+        return cls(model, prompt, following, full, tuple(past), outputs)
+
+    @property
+    def entries(self) -> int:
+        """Of the prompt, in each KV head."""
+        return self.prompt.shape[1]
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """KV heads of each layer."""
+        return tuple(keys.shape[1] for keys, _ in self._past)
 
     @torch.inference_mode()
     def without(self, keep: Mapping[int, Bool[Tensor, "candidates _ entries"]]) -> Behaviour:
@@ -123,7 +133,7 @@ class Removals:
         Yields (KV head, entry) of each candidate and what its removal does; `start` leaves out those that were done before, so that a run
         that was stopped goes on.
         """
-        heads = self._past[layer][0].shape[1]
+        heads = self.heads[layer]
         places = torch.cartesian_prod(torch.arange(heads), torch.arange(self.entries))
         for part in places[start:].split(batch):
             keep = torch.ones(len(part), heads, self.entries, dtype=torch.bool, device=self.full.device)

@@ -53,7 +53,7 @@ def named(name: str, attends: int = 4, heads: int = 4):
     settings = {"scores": tuple((1.0 + layer, 3.0, 0.5, 2.0)[:heads] for layer in range(attends))} if "headkv" in name else {}
     if name.startswith(("snapkv", "adakv", "headkv", "pyramidkv", "global", "caote", "defensive", "layer-")):
         settings |= {"window": 4, "kernel": 3}
-    elif name.startswith("fisher"):
+    elif name.startswith(("fisher", "straight")):
         settings |= {"window": 4, "kernel": 3, "sink": 1, "signs": 2}
     elif name.startswith(("h2o", "random", "expected", "start")):
         settings |= {"recent": 3} if "start" not in name else {}
@@ -77,4 +77,4 @@ LINEAR = (
 
 def refuses(name: str, kind: str) -> bool:
     """Policies that run the last tokens again cannot do so over linear states."""
-    return name.startswith("fisher") and kind in LINEAR
+    return name.startswith(("fisher", "straight")) and kind in LINEAR

@@ -1,4 +1,4 @@
-"""Fisher: an entry matters as much as the next-token distribution would change without it."""
+"""Fisher and straight-through: an entry matters as much as the next-token distribution would change without it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,9 +10,7 @@ from torch import Tensor
 from eviction.accumulate.near import nearby
 from eviction.checks import odd, share, whole
 from eviction.observation import Observation
-
-ELEMENTS = 1 << 24
-"""Numbers of signs, queries, heads and entries that exist at a time."""
+from eviction.signs import Asked, Path
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class Fisher:
     seed: int = 0
     sink: int = 4
 
+    path: ClassVar[Path] = "model"
     source: ClassVar[str] = "ours; the KL that arXiv 2610.06479 asks for"
 
     def __post_init__(self) -> None:
@@ -55,6 +54,11 @@ class Fisher:
         return self.window
 
     @property
+    def behaviour(self) -> Asked:
+        """How the KL is estimated."""
+        return Asked(self.signs, self.seed, self.path)
+
+    @property
     def ends(self) -> tuple[int, int]:
         """The sink and the window are kept."""
         return self.sink, self.window
@@ -63,34 +67,26 @@ class Fisher:
         """Nats; the same for all heads of a cached KV head.
 
         Raises:
-            ValueError: the observation has no gradients: they are made where a model runs (`prefill`, `evicting`), not from a record alone.
+            ValueError: the observation has no such estimate: it is made where a model runs (`prefill`, `evicting`), not from a record alone.
         """
-        nats = removal_nats(seen)
+        if seen.nats is None:
+            raise ValueError(
+                "this policy needs the model to run again: use it with prefill, generate, evicting or look, not on a record alone"
+            )
+        nats = seen.nats
         scored = (nats * (seen.valid & ~protected)).repeat_interleave(seen.record.n_heads // seen.n_kv_heads, 1)
         if not self.dilation or self.kernel == 1:
             return scored
         return torch.maximum(scored, self.dilation * nearby(scored, seen, self.kernel, "max"))
 
 
-def removal_nats(seen: Observation) -> Float[Tensor, "batch kv_heads keys"]:
-    """½ mean over queries and draws of (Σ_h A/(1 − A) g·(o − v))², of each cached KV head's entries."""
-    gradients, record = seen.gradients, seen.record
-    if gradients is None:
-        raise ValueError(
-            "this policy needs the gradients of the model that runs: use it with prefill, generate or evicting, not on a record alone"
-        )
-    weights = seen.weights
-    values = record.values.to(weights.dtype).repeat_interleave(record.group, 1)
-    tiny = torch.finfo(weights.dtype).eps
-    odds = weights / (1 - weights).clamp(min=tiny)
-    outputs = weights @ values
-    total = torch.zeros(values.shape[0], seen.n_kv_heads, record.n_keys, device=values.device, dtype=weights.dtype)
-    draws, queries = gradients.shape[0], record.n_queries
-    block = max(ELEMENTS // max(draws * odds[:, :, 0].numel(), 1), 1)
-    for start in range(0, queries, block):
-        part = slice(start, start + block)
-        asked = gradients[:, :, part].to(weights.dtype).transpose(2, 3)  # [signs, batch, heads, queries, value_dim]
-        along = (asked * outputs[:, :, part]).sum(-1, keepdim=True) - asked @ values.mT
-        change = (along * odds[:, :, part]).unflatten(2, (seen.n_kv_heads, -1)).sum(3)
-        total += ((change.square().mean(0)) * seen.looking[:, :, part]).sum(2)
-    return total / 2 / seen.looking.sum(2).clamp(min=1)
+@dataclass(frozen=True)
+class StraightThrough(Fisher):
+    """The same KL of removing entry i, with what lies between its layer and the final norm taken as the identity.
+
+    A/(1 − A)·(o − v) W_h reaches the final norm as it is; its Jacobian and the LM head carry it to the logits, and the KL is
+    ½ δzᵀ (diag p − ppᵀ) δz, by the signs of `Fisher`, whose settings these are. Source: arXiv 2610.06479, as far as it is public.
+    """
+
+    path: ClassVar[Path] = "residual"
+    source: ClassVar[str] = "arXiv 2610.06479, as far as it is public"

@@ -1,0 +1,155 @@
+"""A prompt that a model ran once, at which any number of policies may look: what each would keep, without a cache for each."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from eviction.cache import EvictedCache
+from eviction.cache.hybrid import has_linear_states
+from eviction.cache.owner import owner
+from eviction.live import Held
+from eviction.looking import last_query, observation
+from eviction.observation import Observation
+from eviction.passes import over_all
+from eviction.places import left_padding, require_places
+from eviction.policy import Policy, Scored, merged
+from eviction.replay import Call, removal_nats
+from eviction.signs import Asked
+from hooks.capture import capture
+from hooks.errors import UnsupportedAttention
+from hooks.forward import forward
+from hooks.records import LayerRecord
+
+
+@dataclass
+class Looked:
+    """What attention used for a prompt, layer by layer, and the KL of removals, for policies that ask for it; made by `look`.
+
+    Nothing was evicted. A policy decides here what it does after a prefill in one piece (`prefill`), to the entry. Keys and values of all
+    layers are held.
+
+    Attributes:
+        observations: for each attention call, in order, what a policy may see of it.
+        places: of each call, the cache layer whose entries it reads.
+        logits: of the last token [batch, vocabulary].
+    """
+
+    model: nn.Module
+    tokens: Int[Tensor, "batch tokens"]
+    cache: DynamicCache
+    calls: list[Call]
+    observations: list[Observation]
+    places: list[int]
+    logits: Float[Tensor, "batch vocabulary"]
+    padding: Bool[Tensor, "batch tokens"] | None = None
+    _narrow: dict[int, list[Observation]] = field(default_factory=dict)
+    _nats: dict[tuple[Asked, int], dict[Call, Tensor]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def decide(self, policy: Policy, budget: int | float) -> tuple[Bool[Tensor, "batch _ tokens"] | None, ...]:
+        """What `policy` keeps: for each decoder layer a mask, as `hooks.hiding` takes them; None for one without attention.
+
+        Raises:
+            BudgetError: the budget is outside its range.
+            ValueError: the policy looks at more queries than were captured.
+            UnsupportedAttention: it asks for that, and layers have linear states.
+        """
+        scored: dict[int, list[Scored]] = {}
+        for place, seen in zip(self.places, self.seen_by(policy), strict=True):
+            scored.setdefault(place, []).append(policy.score(seen, budget))
+        places = sorted(scored)
+        decided = policy.decide_all([merged(scored[place]) for place in places])
+        keep = {place: over_all(self.cache.layers[place], one).keep for place, one in zip(places, decided, strict=True)}
+        by_layer = {seen.record.layer: place for place, seen in zip(self.places, self.observations, strict=True)}
+        return tuple(keep[by_layer[layer]] if layer in by_layer else None for layer in range(max(by_layer) + 1))
+
+    def seen_by(self, policy: Policy) -> list[Observation]:
+        """What `policy` sees of each attention call: the queries of its own window, and the KL of removals if it asks for that.
+
+        Raises:
+            ValueError: it looks at more queries than were captured.
+            UnsupportedAttention: it asks for that, and layers have linear states.
+        """
+        length, captured = self.tokens.shape[1], self.observations[0].record.n_queries
+        window = length if policy.window is None else min(policy.window, length)
+        if window > captured:
+            raise ValueError(
+                f"{policy.name} looks at {window} queries, and {captured} were captured; look again with window={policy.window}"
+            )
+        if window not in self._narrow:
+            self._narrow[window] = [replace(one, record=last_query(one.record, window)) for one in self.observations]
+        seen = self._narrow[window]
+        if policy.behaviour is None:
+            return seen
+        found = self.nats(policy.behaviour, window)
+        return [replace(one, nats=found[call]) for call, one in zip(self.calls, seen, strict=True)]
+
+    def nats(self, asked: Asked, window: int) -> dict[Call, Float[Tensor, "batch heads keys"]]:
+        """`removal_nats` of the last `window` tokens, computed once."""
+        if (asked, window) not in self._nats:
+            if has_linear_states(self.cache):
+                raise UnsupportedAttention(
+                    "the last tokens cannot be run again over layers with a linear state, which has gone on"
+                )
+            seen = self._narrow[window]
+            self._nats[asked, window] = removal_nats(
+                self.model,
+                self.tokens[:, -window:],
+                {call: Held(one.record, one.places, one.n_kv_heads) for call, one in zip(self.calls, seen, strict=True)},
+                asked,
+                seen=self.tokens.shape[1],
+                attention_mask=None if self.padding is None else self.padding.long(),
+            )
+        return self._nats[asked, window]
+
+
+@torch.no_grad()
+def look(
+    model: nn.Module,
+    prompt: Int[Tensor, "batch prompt"],
+    *,
+    window: int | None = 32,
+    attention_mask: Shaped[Tensor, "batch prompt"] | None = None,
+) -> Looked:
+    """Run the prompt once on the full cache, for policies that look at its last `window` queries or fewer (None: at all of them).
+
+    >>> seen = look(model, prompt)                                                    # doctest: +SKIP
+    >>> masks = {name: seen.decide(policy(name), 0.2) for name in ("snapkv", "fisher")}   # doctest: +SKIP
+
+    Args:
+        model: as for `prefill`.
+        prompt: tokens; in a batch of different lengths padded on the left.
+        window: queries that are captured.
+        attention_mask: 0 where a token is a pad.
+
+    Raises:
+        ValueError: there is no token, or the mask does not fit or pads on the right.
+        UnsupportedAttention: the model's attention or cache cannot be evicted from.
+    """
+    if prompt.dim() != 2 or not prompt.numel():
+        raise ValueError(f"a prompt [batch, tokens] of at least one token is needed, not tokens {tuple(prompt.shape)}")
+    require_places(model)
+    padding = left_padding((prompt.shape[0], prompt.shape[1]), attention_mask)
+    pads = None if padding is None else (~padding).sum(-1)
+    cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
+    EvictedCache.require_support(cache)
+    known = {name: id(module) for name, module in model.named_modules(remove_duplicate=False)}
+    calls: list[Call] = []
+    observations: list[Observation] = []
+    places: list[int] = []
+    readers: Counter[int] = Counter()
+
+    def visit(record: LayerRecord) -> None:
+        place, latent = owner(cache, record)
+        calls.append((known[record.name], sum(module == known[record.name] for module, _ in calls)))
+        observations.append(observation(cache.layers[place], record, readers[place], None, latent=latent, pads=pads))
+        places.append(place)
+        readers[place] += 1
+
+    with capture(model, window=window, visitor=visit):
+        logits = forward(model, prompt, cache, last_logits=1, attention_mask=attention_mask)
+    return Looked(model, prompt, cache, calls, observations, places, logits[:, -1], padding)
