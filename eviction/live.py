@@ -1,5 +1,6 @@
 """Attention of a window's queries over constant keys and values, whose backward pass says what each entry's removal does."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,8 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(gradient: Tensor, *known: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Of one."""
-        return Removal(*known).backward(gradient)
+        found = Removal(*known).backward(gradient[None])
+        return found[0][0], found[1][0], found[2][0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -115,10 +117,8 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, gradient: Tensor, *known: Any) -> tuple[Any, Any]:
-        """Of each by itself."""
-        removal = Removal(*known)
-        each = [removal.backward(one) for one in gradient.movedim(in_dims[0], 0)]
-        return tuple(torch.stack(parts) for parts in zip(*each, strict=True)), (0, 0, 0)
+        """Of several."""
+        return Removal(*known).backward(gradient.movedim(in_dims[0], 0)), (0, 0, 0)
 
 
 @dataclass
@@ -147,35 +147,40 @@ class Removal:
         self.own_weights = self.weights.gather(-1, self.where).where(self.there, 0)
         self.difference = self.own_key - _taken(self.keys, self.where, self.group)
 
-    def gather(self, g: Tensor) -> Tensor:
-        """Add up (Σ_h A_i / (1 − A_i) · g·(v_i − o))², v live at a query's own entry.
+    def gather(self, gradients: Tensor) -> Iterator[Tensor]:
+        """Add up (Σ_h A_i / (1 − A_i) · g·(v_i − o))² of each gradient g [signs, batch, heads, queries, value_dim], v live at a query's own entry.
 
-        Returns A_i g·(v_i − o) [batch, heads, queries, keys], in a buffer.
+        Yields A_i g·(v_i − o) [batch, heads, queries, keys] of each, in one buffer: the gradient of the logits.
         """
+        own = (gradients * self.own_value).sum(-1, keepdim=True)
+        along = (gradients * self.output).sum(-1, keepdim=True)
         found = self.large
-        torch.matmul(_folded(g, self.group), self.values, out=_folded(found, self.group))
-        own = (g * self.own_value).sum(-1, keepdim=True)
-        found.scatter_(-1, self.where, own.where(self.there, found.gather(-1, self.where)))
-        found -= (g * self.output).sum(-1, keepdim=True)
-        found *= self.weights
-        ones, others = (part.unflatten(1, (self.live.held.heads, -1)).unbind(2) for part in (found, self.odds))
-        change = ones[0] * others[0]
-        for one, other in zip(ones[1:], others[1:], strict=True):
-            change.addcmul_(one, other)
-        if self.live.looking is not None:
-            change *= self.live.looking
-        self.live.nats += change.square_().sum(2)
-        return found
+        for g, at_own, of_output in zip(gradients, own, along, strict=True):
+            torch.matmul(_folded(g, self.group), self.values, out=_folded(found, self.group))
+            found.scatter_(-1, self.where, at_own.where(self.there, found.gather(-1, self.where)))
+            found -= of_output
+            found *= self.weights
+            ones, others = (part.unflatten(1, (self.live.held.heads, -1)).unbind(2) for part in (found, self.odds))
+            change = ones[0] * others[0]
+            for one, other in zip(ones[1:], others[1:], strict=True):
+                change.addcmul_(one, other)
+            if self.live.looking is not None:
+                change *= self.live.looking
+            self.live.nats += change.square_().sum(2)
+            yield found
 
-    def backward(self, gradient: Float[Tensor, "batch queries heads value_dim"]) -> tuple[Tensor, Tensor, Tensor]:
-        """What goes on to query, key and value."""
-        g = gradient.transpose(1, 2).to(self.weights.dtype)
-        logits = self.gather(g)  # the gradient of the logits
-        if self.slope is not None:
-            logits *= self.slope
-        own = logits.gather(-1, self.where).where(self.there, 0)
+    def backward(self, gradients: Float[Tensor, "signs batch queries heads value_dim"]) -> tuple[Tensor, Tensor, Tensor]:
+        """What goes on to query, key and value of each gradient of the output."""
+        g = gradients.transpose(2, 3).to(self.weights.dtype)
+        through_keys, at_own = [], []
+        for logits in self.gather(g):
+            if self.slope is not None:
+                logits *= self.slope
+            through_keys.append(_by_group(logits, self.keys, self.group))
+            at_own.append(logits.gather(-1, self.where))
+        own = torch.stack(at_own).where(self.there, 0)
         scale = self.live.held.record.scale
-        to_query = (_by_group(logits, self.keys, self.group) + own * self.difference) * scale
+        to_query = (torch.stack(through_keys) + own * self.difference) * scale
         to_key = _summed(own * self.query.to(g.dtype) * scale, self.group)
         to_value = _summed(self.own_weights * g, self.group)
         return to_query.to(self.query.dtype), to_key.to(self.key.dtype), to_value.to(self.value.dtype)
@@ -187,8 +192,8 @@ def through(
     """Gather what removals do along gradients of the output that are given, without going further."""
     weights, slope, output, where, there = live.attention(query, key, value)
     removal = Removal(live, slope, query, key, value, weights, odds_less(weights), output, where, there)
-    for gradient in gradients:
-        removal.gather(gradient.transpose(1, 2).to(weights.dtype))
+    for _ in removal.gather(gradients.transpose(2, 3).to(weights.dtype)):
+        pass
 
 
 def precise(states: Tensor) -> torch.dtype:
@@ -219,4 +224,4 @@ def _taken(states: Tensor, where: Tensor, group: int) -> Tensor:
 
 
 def _summed(per_head: Tensor, group: int) -> Tensor:
-    return per_head.unflatten(1, (-1, group)).sum(2)
+    return per_head.unflatten(-3, (-1, group)).sum(-3)

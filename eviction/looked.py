@@ -80,14 +80,18 @@ class Looked:
             raise ValueError(
                 f"{policy.name} looks at {window} queries, and {captured} were captured; look again with window={policy.window}"
             )
-        if window not in self._narrow:
-            self._narrow[window] = [replace(one, record=last_query(one.record, window)) for one in self.observations]
-        seen = self._narrow[window]
+        seen = self._last(window)
         if policy.behaviour is None:
             return seen
         found = self.nats(policy.behaviour, window)
         return [replace(one, nats=found[call]) for call, one in zip(self.calls, seen, strict=True)]
 
+    def _last(self, window: int) -> list[Observation]:
+        if window not in self._narrow:
+            self._narrow[window] = [replace(one, record=last_query(one.record, window)) for one in self.observations]
+        return self._narrow[window]
+
+    @torch.no_grad()
     def nats(self, asked: Asked, window: int) -> dict[Call, Float[Tensor, "batch heads keys"]]:
         """`removal_nats` of the last `window` tokens, computed once."""
         if (asked, window) not in self._nats:
@@ -95,7 +99,7 @@ class Looked:
                 raise UnsupportedAttention(
                     "the last tokens cannot be run again over layers with a linear state, which has gone on"
                 )
-            seen = self._narrow[window]
+            seen = self._last(window)
             self._nats[asked, window] = removal_nats(
                 self.model,
                 self.tokens[:, -window:],

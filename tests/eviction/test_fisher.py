@@ -9,10 +9,12 @@ from transformers.cache_utils import DynamicCache
 
 import eviction.replay
 from eviction import Moments, Observation, evicting, policy, prefill
-from eviction.signs import balanced_signs
+from eviction.looked import look
+from eviction.signs import Asked, balanced_signs
 from hooks import UnsupportedAttention, capture
 from hooks.dispatch import intercept, is_intercepted
 from hooks.forward import forward
+from hooks.intervene import apart
 from hooks.tiny import tiny_model
 from perturbation.removal import Removals
 
@@ -162,3 +164,41 @@ def test_where_it_cannot_be_estimated_is_refused():
         policy("fisher", window=4).score(captured[0], 0.5)
     with evicting(used, policy("fisher", window=4), 10), pytest.raises(ValueError, match="input_ids"):
         used(inputs_embeds=torch.randn(1, 20, 32))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "phi"])
+def test_straight_through_carries_the_change_of_the_residual_stream_to_the_final_norm(family):
+    used, tokens = tiny(family, dtype=torch.float64), prompt(24)
+    looked = look(used, tokens, window=1)
+    seen = looked.seen_by(policy("straight-through", window=1, signs=4096))
+    head, norm = (
+        used.get_output_embeddings(),
+        next(module for name, module in used.named_modules() if name.endswith((".norm", ".ln_f", ".final_layernorm"))),
+    )
+    hidden = seen[-1].record.hidden_after[0, -1]
+    p = head(norm(hidden)).softmax(-1)
+    for one in seen:
+        removed = torch.einsum("knhv,hvd->knd", changes(one), one.record.projection_blocks)
+        jacobian = torch.autograd.functional.jacobian(lambda stream: head(norm(stream)), hidden)
+        moved = removed @ jacobian.T
+        exact = ((p * moved.square()).sum(-1) - (p * moved).sum(-1).square()) / 2
+        assert spearmanr(exact.flatten(), one.nats[0].flatten())[0] > 0.998
+        torch.testing.assert_close(one.nats[0].sum(), exact.sum(), rtol=0.05, atol=0)
+
+
+@torch.no_grad()
+def test_with_no_layers_above_the_whole_model_is_the_layer_itself():
+    looked = look(tiny("qwen3", dtype=torch.float64), prompt(24), window=3)
+    model_, layer = (looked.nats(Asked(4, 1, path), 3) for path in ("model", "layer"))
+    torch.testing.assert_close(model_[looked.calls[-1]], layer[looked.calls[-1]])
+    assert not torch.allclose(model_[looked.calls[0]], layer[looked.calls[0]], rtol=0.1)
+
+
+@torch.no_grad()
+def test_models_whose_layers_hand_on_several_streams_are_refused_straight_through():
+    with pytest.raises(UnsupportedAttention, match="more than one hidden state"):
+        prefill(tiny_model("gemma3n_text"), prompt(20), policy("straight-through", window=4), 0.5)
+    with pytest.raises(UnsupportedAttention, match="have no attention"):
+        with apart(tiny_model("qwen3_next")):
+            pass
