@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
+from eviction.behaviour import run_again
 from eviction.cache import EvictedCache
 from eviction.cache.broken import Before, break_cache, length_of, take_back
 from eviction.cache.compact import compact
@@ -17,13 +18,11 @@ from eviction.cache.owner import owner
 from eviction.cache.reading import attend, densified, read
 from eviction.cache.recent import Recent, watched
 from eviction.cache.states import LatentStates, RaggedStates
-from eviction.live import Held
 from eviction.looking import last_query, observation, passed, recorded
 from eviction.moments import Moments
 from eviction.passes import Eviction, Pass, Watch, changed, held_by, over_all
 from eviction.places import left_padding, require_pads_left_out
 from eviction.policy import Policy, merged
-from eviction.replay import removal_nats
 from hooks.capture import window_sinks
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed
 from hooks.errors import UnsupportedAttention
@@ -315,7 +314,6 @@ class Evictor:
         """Run the last tokens again, and score what waited for them."""
         cache, budget = run.cache, run.budget
         assert budget is not None
-        assert self.asked is not None
         if has_linear_states(cache):
             raise UnsupportedAttention("the last tokens cannot be run again over layers with a linear state, which has gone on")
         tokens = run.waiting[0][3]
@@ -323,22 +321,14 @@ class Evictor:
             raise UnsupportedAttention(
                 "the last tokens cannot be run again: what they saw is no span of slots, or they are not known"
             )
-        held = {here: Held(seen.record, seen.places, seen.n_kv_heads) for _, here, seen, _ in run.waiting}
+        seen = {here: one for _, here, one, _ in run.waiting}
         self.replays = True
         try:
-            found = removal_nats(
-                self.model,
-                tokens,
-                held,
-                self.asked,
-                seen=cache.get_seq_length(),
-                attention_mask=None if run.padding is None else run.padding.long(),
-            )
+            found = run_again(self.model, self.policy, budget, tokens, seen, length=cache.get_seq_length(), padding=run.padding)
         finally:
             self.replays = False
-        for place, here, seen, _ in run.waiting:
-            scored = self.policy.score(replace(seen, nats=found[here]), budget)
-            run.scored.setdefault(place, []).append(scored)
+        for place, here, _, _ in run.waiting:
+            run.scored.setdefault(place, []).append(self.policy.score(found[here], budget))
         run.waiting.clear()
 
     def _carried(self, run: Pass, places: list[int]) -> Mapping[int, Tensor] | None:

@@ -1,7 +1,7 @@
 """Attention of a window's queries over constant keys and values, whose backward pass says what each entry's removal does."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,32 @@ class Held:
 
 
 @dataclass
+class Sketch:
+    """What removals of a pool of entries do along each draw of signs at each query: r_iᵀ F r_j is twice the product of two rows.
+
+    Attributes:
+        pool: places of the entries of each cached KV head.
+        along: of each [batch, heads, pool, directions], scaled such that its square sum is its KL in nats.
+        rest: the sum over the entries that are not in the pool [batch, heads, directions].
+    """
+
+    pool: Int[Tensor, "batch heads pool"]
+    parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Before they are put together: the changes of the pool and their rest, for some queries."""
+
+    def add(self, change: Float[Tensor, "batch heads queries keys"]) -> None:
+        """One more direction for each query."""
+        entries = change.gather(-1, self.pool[:, :, None].expand(-1, -1, change.shape[2], -1))
+        self.parts.append((entries, change.sum(-1) - entries.sum(-1)))
+
+    def done(self, factor: Float[Tensor, " batch"]) -> None:
+        """All directions are there; each number of a row times its factor."""
+        entries, rests = (torch.cat(parts, 2) for parts in zip(*self.parts, strict=True))
+        self.parts.clear()
+        self.along, self.rest = entries.mT * factor[:, None, None, None], rests * factor[:, None, None]
+
+
+@dataclass
 class Live:
     """One attention call of some of the window's queries: constants, and what the backward pass gathers.
 
@@ -40,6 +66,7 @@ class Live:
         part: of the window's queries, those that run.
         first: the slot of the window's first token.
         looking: 0 where a query is a pad [batch, 1, queries, 1]; None where none is.
+        sketch: where the changes themselves are wanted.
         nats: Σ over queries and backward passes of (Σ_{h in k} A_{h,i} / (1 − A_{h,i}) · g_h·(o_h − v_i))².
     """
 
@@ -48,6 +75,7 @@ class Live:
     first: int
     looking: Tensor | None
     nats: Float[Tensor, "batch heads keys"]
+    sketch: Sketch | None = None
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
         """A, the derivative of the soft-cap, the output, and where each query's own entry is and whether it is there.
@@ -166,6 +194,8 @@ class Removal:
                 change.addcmul_(one, other)
             if self.live.looking is not None:
                 change *= self.live.looking
+            if self.live.sketch is not None:
+                self.live.sketch.add(change)
             self.live.nats += change.square_().sum(2)
             yield found
 

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from eviction.behaviour import run_again
 from eviction.cache import EvictedCache
 from eviction.cache.hybrid import has_linear_states
 from eviction.cache.owner import owner
@@ -59,7 +60,7 @@ class Looked:
             UnsupportedAttention: it asks for that, and layers have linear states.
         """
         scored: dict[int, list[Scored]] = {}
-        for place, seen in zip(self.places, self.seen_by(policy), strict=True):
+        for place, seen in zip(self.places, self.seen_by(policy, budget), strict=True):
             scored.setdefault(place, []).append(policy.score(seen, budget))
         places = sorted(scored)
         decided = policy.decide_all([merged(scored[place]) for place in places])
@@ -67,8 +68,10 @@ class Looked:
         by_layer = {seen.record.layer: place for place, seen in zip(self.places, self.observations, strict=True)}
         return tuple(keep[by_layer[layer]] if layer in by_layer else None for layer in range(max(by_layer) + 1))
 
-    def seen_by(self, policy: Policy) -> list[Observation]:
+    def seen_by(self, policy: Policy, budget: int | float = 1.0) -> list[Observation]:
         """What `policy` sees of each attention call: the queries of its own window, and the KL of removals if it asks for that.
+
+        The budget counts for selections that ask what removals do together.
 
         Raises:
             ValueError: it looks at more queries than were captured.
@@ -83,8 +86,17 @@ class Looked:
         seen = self._last(window)
         if policy.behaviour is None:
             return seen
-        found = self.nats(policy.behaviour, window)
-        return [replace(one, nats=found[call]) for call, one in zip(self.calls, seen, strict=True)]
+        found = run_again(
+            self.model,
+            policy,
+            budget,
+            self.tokens[:, -window:],
+            dict(zip(self.calls, seen, strict=True)),
+            length=self.tokens.shape[1],
+            padding=self.padding,
+            known=self.nats(policy.behaviour, window),
+        )
+        return list(found.values())
 
     def _last(self, window: int) -> list[Observation]:
         if window not in self._narrow:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bounds.distances import projected_distances
 from bounds.norms import projected_norms
+from eviction.live import Sketch
 from hooks.masks import seen
 from hooks.records import LayerRecord
 from perturbation.output import attention_output
@@ -34,6 +35,7 @@ class Observation:
         pads: tokens of each row that are pads, all at its start.
         carried: what earlier queries gave each entry, for an accumulator that adds up.
         nats: the KL of removing each entry, as the recorded queries have it (`eviction.replay`), for an accumulator that asks.
+        sketch: what removals do along each of its directions, for a selection that asks.
 
     Raises:
         ValueError: `cached_heads` is neither 1 nor the KV heads, or `held` is below 1.
@@ -48,6 +50,7 @@ class Observation:
     pads: Int[Tensor, " batch"] | None = None
     carried: Float[Tensor, "batch heads keys"] | None = None
     nats: Float[Tensor, "batch cached_heads keys"] | None = None
+    sketch: Sketch | None = None
 
     def __post_init__(self) -> None:
         if self.cached_heads not in (None, 1, self.record.n_kv_heads):

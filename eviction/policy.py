@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eviction.accumulate import Accumulate, SnapKV
@@ -13,6 +13,7 @@ from eviction.allocate import Allocate, Candidates, Uniform, uniform_entries
 from eviction.observation import Observation, earliest, recent
 from eviction.select import AttentionOnly, Decision, Scores, Select, TwoStage
 from eviction.signs import Asked
+from hooks.errors import UnsupportedAttention
 from hooks.records import LayerRecord
 
 
@@ -59,6 +60,11 @@ class Policy:
         return getattr(self.accumulate, "behaviour", None)
 
     @property
+    def pool(self) -> float | None:
+        """Of how many entries, in units of the uniform budget, the selection needs sketches; None for no such selection."""
+        return getattr(self.select, "pool", None)
+
+    @property
     def adds_up(self) -> bool:
         """Whether importance is a sum over all queries so far, which a cache must carry to choose again."""
         return self.accumulate.queries is None and getattr(self.accumulate, "adds_up", False)
@@ -74,6 +80,15 @@ class Policy:
             ValueError: scores are not finite.
         """
         seen = record if isinstance(record, Observation) else Observation(record)
+        base, protected, free = self.parts(seen, budget)
+        importance = self.accumulate(seen, protected)
+        scores = self.select.scores(importance, seen, protected, free)
+        return Scored(scores, base, seen.record.layer, importance if self.adds_up else None)
+
+    def parts(
+        self, seen: Observation, budget: int | float
+    ) -> tuple[Int[Tensor, " batch"], Bool[Tensor, "batch _ keys"], Bool[Tensor, "batch _ keys"]]:
+        """The uniform budget of each row, the entries that are kept anyway, and those that may be chosen."""
         valid = seen.valid
         lengths = valid.sum(-1)  # of each row, or of each of its heads
         base = uniform_entries(budget, seen.rows_entries)
@@ -81,10 +96,7 @@ class Policy:
         room = torch.where(base[:, None] >= lengths, lengths, base[:, None] - 1)
         held = earliest(valid, room.clamp(max=start))
         protected = held | recent(valid, (room - held.sum(-1)).clamp(max=end))
-        free = valid & ~protected
-        importance = self.accumulate(seen, protected)
-        scores = self.select.scores(importance, seen, protected, free)
-        return Scored(scores, base, seen.record.layer, importance if self.adds_up else None)
+        return base, protected, valid & ~protected
 
     def decide(self, record: LayerRecord | Observation, budget: int | float) -> Decision:
         """Which of the layer's entries stay, from what its attention used in the prefill.
@@ -116,10 +128,15 @@ def merged(scored: Sequence[Scored]) -> Scored:
 
     Raises:
         ValueError: they do not see the same entries.
+        UnsupportedAttention: they are several, and their scores have sketches.
     """
     one = scored[0]
     if len(scored) == 1:
         return one
+    if one.scores.sketch is not None:
+        raise UnsupportedAttention(
+            f"layers {one.layer} and {scored[1].layer} read the same entries: what removing several of them does together is not sketched"
+        )
     for other in scored[1:]:
         if not torch.equal(other.scores.free, one.scores.free) or not torch.equal(other.scores.protected, one.scores.protected):
             raise ValueError(f"layers {one.layer} and {other.layer} read the same entries, but do not see the same of them")

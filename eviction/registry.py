@@ -25,7 +25,7 @@ from eviction.accumulate import H2O, TOVA, ExpectedAttention, Fisher, KeyNorm, R
 from eviction.allocate import AdaKV, Global, HeadKV, PyramidKV, Uniform
 from eviction.observation import Observation
 from eviction.policy import Policy
-from eviction.select import AttentionOnly, Centred, Defensive, RatioOptimum, SingleEviction, TwoStage, Weighted
+from eviction.select import AttentionOnly, Centred, Defensive, Greedy, RatioOptimum, SingleEviction, TwoStage, Weighted
 
 Function = Callable[[Observation], Tensor]
 
@@ -68,9 +68,11 @@ WHOLE: dict[str, Parts] = {
     "layer-defensivekv": Parts(SnapKV, Global, Defensive, (("over", "max"),)),
     "fisher-uniform": Parts(Fisher, Uniform, AttentionOnly),
     "fisher-adakv": Parts(Fisher, AdaKV, AttentionOnly),
+    "fisher+greedy": Parts(Fisher, Global, Greedy),
     "straight-through": Parts(StraightThrough, Global, AttentionOnly),
     "straight-through-uniform": Parts(StraightThrough, Uniform, AttentionOnly),
     "straight-through-adakv": Parts(StraightThrough, AdaKV, AttentionOnly),
+    "straight-through+greedy": Parts(StraightThrough, Global, Greedy),
 }
 _own: dict[str, tuple[Function, int | None, tuple[int, int]]] = {}
 

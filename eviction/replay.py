@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from eviction.live import Held, Live, LiveAttention, precise, through
+from eviction.live import Held, Live, LiveAttention, Sketch, precise, through
 from eviction.signs import Asked, directions
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.forward import forward
@@ -53,6 +53,7 @@ def removal_nats(
     *,
     seen: int,
     attention_mask: Tensor | None = None,
+    sketches: Mapping[Call, Sketch] | None = None,
 ) -> dict[Call, Float[Tensor, "batch heads keys"]]:
     """½ E_ε[(Σ_{h in k} A_{h,i} / (1 − A_{h,i}) · g_h·(o_h − v_i))²] of each cached KV head k and entry i, mean over the window's queries.
 
@@ -62,7 +63,7 @@ def removal_nats(
 
     `tokens` are the last of the `seen` ones; each query's own key and value are live, all others are the constants that `held` has. Queries do
     not see each other's change, so they run some at a time, and where memory goes with the entries, draws of signs one after the other: it
-    grows neither with the window nor with the draws. g·(o − v) falls out of attention's own backward pass, and is never held.
+    grows neither with the window nor with the draws. g·(o − v) falls out of attention's own backward pass, and is held for the pools of `sketches` alone, which are filled.
 
     Guarantees: parameters' `requires_grad` and `grad` are not touched; works under `torch.no_grad()` and `torch.inference_mode()`.
 
@@ -81,11 +82,14 @@ def removal_nats(
         }
         for start in range(0, window, some):
             probe = torch.zeros((), device=tokens.device, requires_grad=True)
-            run = _Run(held, slice(start, min(start + some, window)), seen - window, found, probe, asked.path == "residual")
+            part = slice(start, min(start + some, window))
+            run = _Run(held, part, seen - window, found, probe, asked.path == "residual", sketches or {})
             _add(model, tokens[:, run.part].clone(), run, asked, attention_mask)
     for call, nats in found.items():
         looking = held[call].record.query_valid.sum(1).clamp(min=1)
         nats /= 2 * asked.signs * looking[:, None, None]
+        if sketches:
+            sketches[call].done((2 * asked.signs * looking).to(nats.dtype).rsqrt())
     return found
 
 
@@ -147,6 +151,7 @@ class _Run:
     """A number that every attention call depends on."""
     keeps: bool
     """Whether what went into attention is kept, for a gradient that does not come by itself."""
+    sketches: Mapping[Call, Sketch]
     passed: list[tuple[Tensor, Tensor, Tensor, Live]] = field(default_factory=list)
     calls: Counter[int] = field(default_factory=Counter)
 
@@ -156,7 +161,7 @@ class _Run:
         self.calls[id(call.module)] += 1
         held = self.held[here]
         valid = held.record.query_valid[:, None, self.part, None]
-        live = Live(held, self.part, self.first, None if bool(valid.all()) else valid, self.nats[here])
+        live = Live(held, self.part, self.first, None if bool(valid.all()) else valid, self.nats[here], self.sketches.get(here))
         if self.keeps:
             self.passed.append((call.query.detach(), call.key.detach(), call.value.detach(), live))
         return LiveAttention.apply(call.query, call.key, call.value, self.probe, live), None

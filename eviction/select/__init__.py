@@ -2,6 +2,7 @@
 
 from eviction.select.attention_only import AttentionOnly
 from eviction.select.decision import Decision, Scores, Select
+from eviction.select.greedy import Greedy
 from eviction.select.one_stage import Centred, Defensive, RatioOptimum, SingleEviction, Weighted
 from eviction.select.two_stage import TwoStage
 
@@ -10,6 +11,7 @@ __all__ = [
     "Centred",
     "Decision",
     "Defensive",
+    "Greedy",
     "RatioOptimum",
     "Scores",
     "Select",

@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from eviction.live import Sketch
 from eviction.observation import Observation
 from eviction.select.top import best
 
@@ -27,13 +28,14 @@ class Scores:
     """What a layer's selection needs once budgets are known, and no more than that, so that it can wait for other layers.
 
     `first` ranks the entries, and is what budgets are allocated by; `second` is stage 2's ranking, or what else the selection
-    asks for. `protected` entries are kept, `free` ones may be.
+    asks for, `sketch` what removals do together. `protected` entries are kept, `free` ones may be.
     """
 
     first: Float[Tensor, "batch kv_heads keys"]
     protected: Bool[Tensor, "batch _ keys"]
     free: Bool[Tensor, "batch _ keys"]
     second: Float[Tensor, "batch kv_heads keys"] | None = None
+    sketch: Sketch | None = None
 
 
 @runtime_checkable
