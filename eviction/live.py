@@ -176,9 +176,9 @@ class Removal:
         self.difference = self.own_key - _taken(self.keys, self.where, self.group)
 
     def gather(self, gradients: Tensor) -> Iterator[Tensor]:
-        """Add up (Σ_h A_i / (1 − A_i) · g·(v_i − o))² of each gradient g [signs, batch, heads, queries, value_dim], v live at a query's own entry.
+        """Add up (Σ_h A_i / (1 − A_i) · g·(v_i − o))² of each gradient g [signs, batch, heads, queries, value_dim].
 
-        Yields A_i g·(v_i − o) [batch, heads, queries, keys] of each, in one buffer: the gradient of the logits.
+        v is live at a query's own entry. Yields A_i g·(v_i − o) [batch, heads, queries, keys] of each, in one buffer: the gradient of the logits.
         """
         own = (gradients * self.own_value).sum(-1, keepdim=True)
         along = (gradients * self.output).sum(-1, keepdim=True)

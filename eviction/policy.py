@@ -26,6 +26,8 @@ class Scored:
     layer: int
     carried: Float[Tensor, "batch heads keys"] | None = None
     """What the queries so far gave each entry, for an accumulator that adds up."""
+    summed: bool = False
+    """Whether scores are what removals do in nats, which add up over all that read an entry."""
 
     @property
     def candidates(self) -> dict[str, Any]:
@@ -83,7 +85,8 @@ class Policy:
         base, protected, free = self.parts(seen, budget)
         importance = self.accumulate(seen, protected)
         scores = self.select.scores(importance, seen, protected, free)
-        return Scored(scores, base, seen.record.layer, importance if self.adds_up else None)
+        carried = importance if self.adds_up else None
+        return Scored(scores, base, seen.record.layer, carried, self.behaviour is not None)
 
     def parts(
         self, seen: Observation, budget: int | float
@@ -124,7 +127,7 @@ class Policy:
 
 
 def merged(scored: Sequence[Scored]) -> Scored:
-    """One for all the calls that read the same entries: the mean of their scores.
+    """One for all the calls that read the same entries: the mean of their scores, or the sum where they are nats.
 
     Raises:
         ValueError: they do not see the same entries.
@@ -140,7 +143,8 @@ def merged(scored: Sequence[Scored]) -> Scored:
     for other in scored[1:]:
         if not torch.equal(other.scores.free, one.scores.free) or not torch.equal(other.scores.protected, one.scores.protected):
             raise ValueError(f"layers {one.layer} and {other.layer} read the same entries, but do not see the same of them")
-    first = torch.stack([each.scores.first for each in scored]).mean(0)
+    all_first = torch.stack([each.scores.first for each in scored])
+    first = all_first.sum(0) if one.summed else all_first.mean(0)
     seconds = [each.scores.second for each in scored if each.scores.second is not None]
     return replace(one, scores=replace(one.scores, first=first, second=torch.stack(seconds).mean(0) if seconds else None))
 

@@ -63,7 +63,8 @@ def removal_nats(
 
     `tokens` are the last of the `seen` ones; each query's own key and value are live, all others are the constants that `held` has. Queries do
     not see each other's change, so they run some at a time, and where memory goes with the entries, draws of signs one after the other: it
-    grows neither with the window nor with the draws. g·(o − v) falls out of attention's own backward pass, and is held for the pools of `sketches` alone, which are filled.
+    grows neither with the window nor with the draws. g·(o − v) falls out of attention's own backward pass, and is held for the pools of
+    `sketches` alone, which are filled.
 
     Guarantees: parameters' `requires_grad` and `grad` are not touched; works under `torch.no_grad()` and `torch.inference_mode()`.
 

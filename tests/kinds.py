@@ -54,7 +54,7 @@ def named(name: str, attends: int = 4, heads: int = 4):
     if name.startswith(("snapkv", "adakv", "headkv", "pyramidkv", "global", "caote", "defensive", "layer-")):
         settings |= {"window": 4, "kernel": 3}
     elif name.startswith(("fisher", "straight")):
-        settings |= {"window": 4, "kernel": 3, "sink": 1, "signs": 2}
+        settings |= {"window": 4, "before": 1, "after": 2, "dilation": 0.1, "sink": 1, "signs": 2}
     elif name.startswith(("h2o", "random", "expected", "start")):
         settings |= {"recent": 3} if "start" not in name else {}
     return policy(name, **settings)
@@ -76,5 +76,13 @@ LINEAR = (
 
 
 def refuses(name: str, kind: str) -> bool:
-    """Policies that run the last tokens again cannot do so over linear states."""
-    return name.startswith(("fisher", "straight")) and kind in LINEAR
+    """Policies that run the last tokens again cannot do so over linear states, straight-through not where a layer hands on several streams, and
+    removals are not counted together where several layers read an entry.
+    """
+    if not name.startswith(("fisher", "straight")):
+        return False
+    return (
+        kind in LINEAR
+        or ("greedy" in name and kind.startswith("shared KV"))
+        or (name.startswith("straight") and kind == "shared KV, sliding")
+    )

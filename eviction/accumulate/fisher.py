@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eviction.accumulate.near import nearby
-from eviction.checks import odd, share, whole
+from eviction.accumulate.near import reaching
+from eviction.checks import share, whole
 from eviction.observation import Observation
 from eviction.signs import Asked, Path
 
@@ -24,16 +24,19 @@ class Fisher:
     Attributes:
         window: how many of the last queries look, and how many entries are always kept.
         signs: draws of signs.
-        dilation: an entry scores at least this times the highest within `kernel` places; 0 dilates nothing.
-        kernel: an odd number of places.
+        dilation: an entry scores at least this times any score that reaches it; 0 dilates nothing. What comes next often goes on where the
+            window's queries looked, so that a score reaches further on than back.
+        before: places that a score reaches back.
+        after: places that a score reaches on.
         seed: of the signs.
         sink: entries at the start that are always kept.
     """
 
     window: int = 32
     signs: int = 8
-    dilation: float = 0.1
-    kernel: int = 7
+    dilation: float = 0.01
+    before: int = 7
+    after: int = 31
     seed: int = 0
     sink: int = 4
 
@@ -44,7 +47,8 @@ class Fisher:
         whole("window", self.window, 1)
         whole("signs", self.signs, 1)
         share("dilation", self.dilation)
-        odd("kernel", self.kernel)
+        whole("before", self.before, 0)
+        whole("after", self.after, 0)
         whole("seed", self.seed, 0)
         whole("sink", self.sink, 0)
 
@@ -75,9 +79,9 @@ class Fisher:
             )
         nats = seen.nats
         scored = (nats * (seen.valid & ~protected)).repeat_interleave(seen.record.n_heads // seen.n_kv_heads, 1)
-        if not self.dilation or self.kernel == 1:
+        if not self.dilation:
             return scored
-        return torch.maximum(scored, self.dilation * nearby(scored, seen, self.kernel, "max"))
+        return torch.maximum(scored, self.dilation * reaching(scored, seen, self.before, self.after))
 
 
 @dataclass(frozen=True)

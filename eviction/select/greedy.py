@@ -17,9 +17,9 @@ from eviction.select.top import best
 class Greedy:
     """The growing set of what is evicted takes the entries with the least marginal KL, ‖r_i‖² + 2 λ r_i·Σ_E r_j, in rounds.
 
-    r_i is what removing entry i does along the directions of the KL's quadratic form (`Sketch`), so that ‖Σ_E r_j‖² is the KL of removing a set,
-    to second order and with attention not renormalised in between; the set is that of all KV heads of a layer. Counts of heads follow the
-    ranking by single removals. What the accumulator adds to an entry's own KL (dilation) counts here too. Source: the greedy pass of
+    r_i is what removing entry i does along the directions of the KL's quadratic form (`Sketch`), so that ‖Σ_E r_j‖² is the KL of removing
+    a set, to second order and with attention not renormalised in between; the set is that of all KV heads of a layer. Counts of heads follow
+    the ranking by single removals. What the accumulator adds to an entry's own KL (dilation) counts here too. Source: the greedy pass of
     arXiv 2610.06479, on our sketch.
 
     Attributes:
@@ -65,14 +65,15 @@ class Greedy:
         kept = scores.protected.expand_as(scores.first)
         may = scores.free.expand_as(scores.first).gather(-1, pool)  # what is protected or not there does not go
         single = along.square().sum(-1)
-        more = (scores.first.gather(-1, pool) - single).clamp(min=0)
+        alone = torch.maximum(scores.first.gather(-1, pool), single)
         going = (may.sum(-1) - (counts - kept.sum(-1)).clamp(min=0)).clamp(min=0)
         left = may.clone()
         for number in range(self.rounds):
             # ever fewer at a time: what goes last is what matters
             goal = (going * (1 - (1 - (number + 1) / self.rounds) ** 2)).round().long()
-            marginal = single + more + 2 * self.weight * torch.einsum("bd,bkmd->bkm", gone, along)
-            out = best(-marginal, goal - (may & ~left).sum(-1), torch.zeros_like(left), left)
+            marginal = alone + 2 * self.weight * torch.einsum("bd,bkmd->bkm", gone, along)
+            # of equal ones the later goes first
+            out = best(-marginal.flip(-1), goal - (may & ~left).sum(-1), torch.zeros_like(left), left.flip(-1)).flip(-1)
             gone = gone + (along * out[..., None]).sum((1, 2))
             left &= ~out
         first = kept | torch.zeros_like(kept).scatter(-1, pool, left)
