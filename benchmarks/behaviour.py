@@ -178,8 +178,8 @@ def main() -> None:
         figures = truth(options, kept, bar)
         loaded = load()
         for kind, count, length, suffix in (
-            ("distinct", 16 // share, 2048, ""),
-            ("distinct", 16 // share, 768, "_768"),
+            ("distinct", 20 // share, 2048, ""),
+            ("distinct", 20 // share, 768, "_768"),
             ("repeats", 16 // share, 2048, "_repeats"),
         ):
             figures |= compared(choices(loaded, options, kept, bar, kind, count, length), suffix, quiet)
@@ -188,7 +188,7 @@ def main() -> None:
             continue
         over = cost(loaded, 1 if options.quick else options.pairs, tokens, quiet)
         figures |= {name: over["median"] - 1, f"{name}_low": over["low"] - 1, f"{name}_high": over["high"] - 1}
-    finish({**figures, "contexts": 16 // share, "threads": THREADS})
+    finish({**figures, "contexts": 20 // share, "threads": THREADS})
 
 
 if __name__ == "__main__":

@@ -178,7 +178,8 @@ class Removal:
     def gather(self, gradients: Tensor) -> Iterator[Tensor]:
         """Add up (Σ_h A_i / (1 − A_i) · g·(v_i − o))² of each gradient g [signs, batch, heads, queries, value_dim].
 
-        v is live at a query's own entry. Yields A_i g·(v_i − o) [batch, heads, queries, keys] of each, in one buffer: the gradient of the logits.
+        v is live at a query's own entry. Yields A_i g·(v_i − o) [batch, heads, queries, keys] of each, the gradient of the logits, in
+        one buffer.
         """
         own = (gradients * self.own_value).sum(-1, keepdim=True)
         along = (gradients * self.output).sum(-1, keepdim=True)
