@@ -30,7 +30,8 @@ from transformers.cache_utils import DynamicCache
 from analysis.cli.progress import progress_bar
 from analysis.experiments.behaviour import (
     RIVALS,
-    against_exact,
+    by_entry,
+    judged,
     mean_interval,
     passages,
     ratio_of_means,
@@ -88,13 +89,14 @@ def truth(options, kept: Kept, bar) -> dict[str, object]:
 
         def work(number=number, length=length, passage=passage, task=task) -> pd.DataFrame:
             save = None if options.out is None else options.out / f"exact-{number}.safetensors"
-            return against_exact(
+            rows = by_entry(
                 loaded.model,
                 passage[:, :length],
                 list(layers),
                 save=save,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
+            return judged(rows)
 
         parts.append(kept(f"estimates-{number}", work).assign(context=number, tokens=length))
         bar.remove_task(task)

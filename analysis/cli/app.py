@@ -8,6 +8,7 @@ from rich.console import Console
 
 from analysis.cli.generate import generate
 from analysis.cli.head_scores import head_scores
+from analysis.cli.leave_one_out import leave_one_out
 from analysis.cli.models import models
 from analysis.cli.policies import explain, policies
 from analysis.cli.validate import validate
@@ -26,6 +27,7 @@ app.command()(policies)
 app.command()(explain)
 app.command()(head_scores)
 app.command()(generate)
+app.command()(leave_one_out)
 
 
 def _version(wanted: bool) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import ArrayLike
 from scipy.stats import bootstrap, spearmanr
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ def _single(seen: Observation) -> Tensor:
     return found[:, :, 0]
 
 
-def against_exact(
+def by_entry(
     model: nn.Module,
     tokens: Tensor,
     layers: Sequence[int],
@@ -88,35 +89,51 @@ def against_exact(
     save: str | Path | None = None,
     progress: Progress | None = None,
 ) -> pd.DataFrame:
-    """Each estimate against exact leave-one-out KL of the last query: a row for each layer and estimate.
+    """Exact leave-one-out KL of the last query of a prompt [1, tokens], and what each estimate says: a row for each entry of each KV head.
 
-    Columns: `layer`, `estimate`, `spearman` (over all entries of all KV heads), `recall20` (the share of the exact top 20 % in the estimate's),
-    and `nats`, the sum of the estimate over that of the exact KL (NaN for what is not in nats). Give a model in float64.
+    Columns: `layer`, `kv_head`, `entry`, `exact` (nats), and one for each of `estimated`. Give a model in float64.
     """
     exact = leave_one_out(Removals.of(model, tokens[:, :-1], tokens[:, -1:]), layers, save=save, progress=progress)
     found = estimated(model, tokens, signs)
-    rows = []
+    parts = []
     for layer in layers:
-        truth = exact[layer][..., 0].flatten()
-        for name, scores in found.items():
-            guess = scores[layer].flatten().double().cpu()
-            rows.append(
+        truth = exact[layer][..., 0]
+        heads, entries = (axis.flatten().numpy() for axis in torch.meshgrid(*map(torch.arange, truth.shape), indexing="ij"))
+        guesses = {name: scores[layer].flatten().double().cpu().numpy() for name, scores in found.items()}
+        parts.append(
+            pd.DataFrame({"layer": layer, "kv_head": heads, "entry": entries, "exact": truth.flatten().numpy(), **guesses})
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """`by_entry`'s estimates against the exact KL: a row for each layer and estimate.
+
+    Columns: `layer`, `estimate`, `spearman` (over all entries of all KV heads), `recall20` (the share of the exact top 20 % in the estimate's),
+    and `nats`, the median of the estimate over the exact KL (NaN for what is not in nats).
+    """
+    found = []
+    for layer, part in rows.groupby("layer"):
+        truth = part["exact"].to_numpy()
+        for name in (*ALONG, *(one for one in RIVALS if one not in ALONG)):
+            guess = part[name].to_numpy()
+            found.append(
                 {
                     "layer": layer,
                     "estimate": name,
                     "spearman": float(spearmanr(truth, guess)[0]),
                     "recall20": recall(truth, guess),
-                    "nats": float(guess.sum() / truth.sum()) if name in ALONG else float("nan"),
+                    "nats": float(np.median(guess / truth)) if name in ALONG else float("nan"),
                 }
             )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(found)
 
 
-def recall(truth: Tensor, guess: Tensor, share: float = TOP) -> float:
+def recall(truth: ArrayLike, guess: ArrayLike, share: float = TOP) -> float:
     """Of the `share` of entries that truly matter most, the share that the guess has among as many."""
-    count = max(round(share * len(truth)), 1)
-    top, other = (set(one.argsort(descending=True, stable=True)[:count].tolist()) for one in (truth, guess))
-    return len(top & other) / count
+    orders = [np.argsort(-np.asarray(one, float), kind="stable") for one in (truth, guess)]
+    count = max(round(share * len(orders[0])), 1)
+    return len(np.intersect1d(orders[0][:count], orders[1][:count])) / count
 
 
 def what_follows(
