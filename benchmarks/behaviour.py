@@ -182,7 +182,7 @@ def main() -> None:
         for kind, count, length, suffix in (
             ("distinct", 20 // share, 2048, ""),
             ("distinct", 20 // share, 768, "_768"),
-            ("repeats", 16 // share, 2048, "_repeats"),
+            ("repeats", 10 // share, 2048, "_repeats"),
         ):
             figures |= compared(choices(loaded, options, kept, bar, kind, count, length), suffix, quiet)
     for tokens, name in ((4096, "score_over_prefill"), (8000, "score_over_prefill_8000")):

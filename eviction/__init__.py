@@ -5,6 +5,7 @@ from eviction.errors import BudgetError
 from eviction.evicting import evicting
 from eviction.generate import Prefilled, generate, prefill
 from eviction.head_scores import HeadScores
+from eviction.looked import Looked, look
 from eviction.moments import Moments
 from eviction.observation import Observation
 from eviction.passes import Eviction
@@ -18,6 +19,7 @@ __all__ = [
     "EvictedCache",
     "Eviction",
     "HeadScores",
+    "Looked",
     "Moments",
     "Observation",
     "Policy",
@@ -26,6 +28,7 @@ __all__ = [
     "describe",
     "evicting",
     "generate",
+    "look",
     "names",
     "policy",
     "prefill",

@@ -59,7 +59,7 @@ def prefill(
 
     The evicted cache equals the full one with the same entries masked, up to float rounding (`hooks.hiding` is that reference). Where heads
     or layers keep different numbers of entries the cache is `ragged`, and goes on inside `with eviction.reading(model):`. Layers that read
-    another's entries (shared KV) share its decision, on the mean of their scores.
+    another's entries (shared KV) share its decision, on the mean of their scores (the sum, where those are nats).
 
     Args:
         model: a causal language model of transformers: full, sliding-window, latent and linear attention, or a mixture.
