@@ -1,10 +1,13 @@
 """Every policy by name, with its own parameters, on any context, and a user's own beside ours."""
 
+import dataclasses
+
 import pytest
 import torch
 from records import record
 
 from eviction import Observation, describe, names, policy, register, unregister
+from eviction.live import Sketch
 from eviction.policy import Policy
 
 HEADS = {"scores": tuple((1.0, 2.0) for _ in range(3))}
@@ -15,10 +18,13 @@ def made(name, **settings):
 
 
 def looked_at(made_up) -> Observation:
-    """The record with gradients as a model's might be, for policies that ask for them."""
-    shape = made_up.attention_output.shape
-    drawn = torch.randn(2, 1, *shape[1:], generator=torch.Generator().manual_seed(made_up.layer))
-    return Observation(made_up, gradients=drawn.expand(-1, shape[0], -1, -1, -1))
+    """The record with removals' KL as a model's might be, for policies that ask for it; the same in all rows."""
+    batch, heads, keys = made_up.keys.shape[:3]
+    along = torch.randn(1, heads, keys, 4, generator=torch.Generator().manual_seed(made_up.layer)).expand(batch, -1, -1, -1)
+    seen = Observation(made_up, nats=along.square().sum(-1))
+    sketch = Sketch(torch.arange(keys).expand(batch, heads, -1))
+    sketch.along, sketch.rest = along * seen.valid[..., None], torch.zeros(batch, heads, 4)
+    return dataclasses.replace(seen, sketch=sketch)
 
 
 def decided(chosen: Policy, length: int, budget, pads=(0, 0)):
@@ -64,8 +70,6 @@ def test_the_same_record_gives_the_same_choice_and_each_row_by_itself(name):
         together.append(chosen.score(looked_at(both), 0.4))
         if name.startswith("random"):
             continue
-        import dataclasses
-
         rows = {
             item.name: getattr(both, item.name)[1:]
             for item in dataclasses.fields(both)
