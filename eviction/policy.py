@@ -86,7 +86,8 @@ class Policy:
         importance = self.accumulate(seen, protected)
         scores = self.select.scores(importance, seen, protected, free)
         carried = importance if self.adds_up else None
-        return Scored(scores, base, seen.record.layer, carried, self.behaviour is not None)
+        nats = self.behaviour is not None and isinstance(self.select, AttentionOnly)
+        return Scored(scores, base, seen.record.layer, carried, nats)
 
     def parts(
         self, seen: Observation, budget: int | float
