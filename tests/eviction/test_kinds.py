@@ -20,7 +20,7 @@ def test_decoding_on_what_was_kept_equals_the_models_cache_with_the_rest_masked(
     chosen = named(name, owners(kind)) if "headkv" in name else named(name)
     tokens, allowed = prompt(40), 1e-10 if KINDS[kind][1] == "sdpa" else 1e-6
     if refuses(name, kind):
-        with pytest.raises(UnsupportedAttention, match="linear state|more than one hidden state|read the same entries"):
+        with pytest.raises(UnsupportedAttention, match=r"linear state|more than one hidden state|read the same entries"):
             prefill(model(kind), tokens, chosen, 0.4)
         return
     prefilled = prefill(model(kind), tokens, chosen, 0.4)
