@@ -93,7 +93,11 @@ class Live:
         if record.softcap is not None:
             capped = torch.tanh(logits / record.softcap)
             logits, slope = record.softcap * capped, 1 - capped.square()
-        logits = masked(logits, record.mask[:, :, self.part])
+        mask = record.mask[:, :, self.part]
+        if mask.dtype == torch.bool:
+            logits.masked_fill_(~mask, torch.finfo(dtype).min)  # as `masked`, in place
+        else:
+            logits = masked(logits, mask)
         if record.sinks is not None:
             sinks = record.sinks.to(dtype)
             sinks = sinks[None, :, None] if sinks.dim() == 1 else sinks[:, :, self.part]

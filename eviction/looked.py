@@ -98,6 +98,10 @@ class Looked:
         )
         return list(found.values())
 
+    def forget(self) -> None:
+        """Let go of the KLs of removals; they are computed again when a policy asks."""
+        self._nats.clear()
+
     def _last(self, window: int) -> list[Observation]:
         if window not in self._narrow:
             self._narrow[window] = [replace(one, record=last_query(one.record, window)) for one in self.observations]
