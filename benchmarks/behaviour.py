@@ -9,7 +9,7 @@ those of attention, A‖V W_O‖, single-eviction error, straight-through; `wors
 `kl_ratio_05` to `_40`: mean KL(full ‖ evicted) of the 64 teacher-forced tokens after contexts of 2,048, `fisher` over SnapKV + two-stage at
 its better pooling, at 5, 10, 20 and 40 % cache (targets: 0.8, 0.6, 0.6, 0.6); `kl_best_rival_05`: over the best of all rivals at 5 % (target:
 0.85). `kl_ratio_768_05` to `_40`: the same on contexts of 768. `…_repeats`: on text that says things twice.
-`score_over_prefill`: scoring every entry of 4,096 tokens by `fisher` over a prefill of them (target: 0.25); `score_over_prefill_8000`: of 8,000.
+`score_over_prefill`: scoring every entry of 4,096 tokens by `fisher` over a prefill of them (target: 0.25); `…_8000`: of 8,000.
 `evicting_over_prefill`: a prefill of 4,096 tokens with capture, scoring, choice and compaction over one without, less 1.
 
 `--quick` runs a tenth. `--out FOLDER` keeps every row as CSV, and goes on from those that are there.
