@@ -48,10 +48,10 @@ def bennett(
     log_variance = torch.where(impossible, -torch.inf, log_p + 2 * centred.abs().log()).logsumexp(-1)
     safe = high.where(high > 0, 1)  # where nothing lies above the mean, all that has weight lies on it
     low = -(log_variance - safe.log()).exp()
-    log_share = log_variance - torch.logaddexp(log_variance, 2 * safe.log())
-    share = log_share.exp()
-    small = torch.log1p((1 - share) * _rest(low) + share * _rest(safe))  # the terms of first order cancel
-    large = torch.logaddexp(torch.log1p(-share) + low, log_share + safe)
+    both = torch.logaddexp(log_variance, 2 * safe.log())
+    log_share, log_remain = log_variance - both, 2 * safe.log() - both
+    small = torch.log1p(log_remain.exp() * _rest(low) + log_share.exp() * _rest(safe))  # the terms of first order cancel
+    large = torch.logaddexp(log_remain + low, log_share + safe)
     found = torch.where(safe > 1, large, small)
     return finite(torch.where((high > 0) & (log_variance > -torch.inf), found, 0).clamp(min=0), "the bound")
 

@@ -87,7 +87,7 @@ class Live:
         where, there = self._own(query)
         group = query.shape[1] // record.n_kv_heads
         logits = _by_group(query.to(dtype) * record.scale, keys.mT, group)
-        live = (query * key.repeat_interleave(group, 1)).sum(-1, keepdim=True, dtype=dtype) * record.scale
+        live = (query.to(dtype) * key.to(dtype).repeat_interleave(group, 1)).sum(-1, keepdim=True) * record.scale
         logits.scatter_(-1, where, live.where(there, logits.gather(-1, where)))
         slope = None
         if record.softcap is not None:
@@ -125,7 +125,7 @@ class LiveAttention(torch.autograd.Function):
         weights, slope, output, where, there = live.attention(query, key, value)
         ctx.live, ctx.slope = live, slope
         ctx.save_for_backward(query, key, value, weights, odds_less(weights), output, where, there)
-        return output.transpose(1, 2).to(query.dtype)
+        return output.transpose(1, 2).to(query.dtype).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

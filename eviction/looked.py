@@ -66,7 +66,10 @@ class Looked:
         decided = policy.decide_all([merged(scored[place]) for place in places])
         keep = {place: over_all(self.cache.layers[place], one).keep for place, one in zip(places, decided, strict=True)}
         by_layer = {seen.record.layer: place for place, seen in zip(self.places, self.observations, strict=True)}
-        return tuple(keep[by_layer[layer]] if layer in by_layer else None for layer in range(max(by_layer) + 1))
+        return tuple(
+            keep[by_layer[layer]] if layer in by_layer else None
+            for layer in range(max(max(by_layer) + 1, len(self.cache.layers)))
+        )
 
     def seen_by(self, policy: Policy, budget: int | float = 1.0) -> list[Observation]:
         """What `policy` sees of each attention call: the queries of its own window, and the KL of removals if it asks for that.

@@ -134,7 +134,8 @@ def _through_projection(
 def _logits(model: nn.Module, tokens: Tensor, run: "_Run", attention_mask: Tensor | None) -> Tensor:
     before = run.first + run.part.start
     mask = None if attention_mask is None else attention_mask[:, : before + tokens.shape[1]].clone()
-    layers = getattr(model.config, "num_hidden_layers", 0)
+    config: Any = model.config
+    layers = config.get_text_config(decoder=True).num_hidden_layers
     cache = Cache(layers=[_Nothing(before) for _ in range(layers)])
     return forward(model, tokens, cache, attention_mask=mask)
 

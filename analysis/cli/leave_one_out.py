@@ -71,7 +71,7 @@ def leave_one_out(
                 tokens.to(loaded.model.device),
                 layers,
                 signs=signs,
-                save=out.with_suffix(".safetensors"),
+                save=out.with_name(f"{out.name}.safetensors"),
                 progress=lambda done, total: progress.update(task, completed=done, total=total),
             )
         except ValueError as error:  # the file holds another run

@@ -123,10 +123,10 @@ def test_the_command_writes_every_entry_and_goes_on(tmp_path):
     rows = pd.read_parquet(path)
     assert len(rows) == 2 * 3 * 23
     assert rows["exact"].gt(0).all()
-    written = (tmp_path / "loo.safetensors").read_bytes()
+    written = (tmp_path / "loo.parquet.safetensors").read_bytes()
     ran = CliRunner().invoke(app, [*asked, "--signs", "64"])
     assert ran.exit_code == 0, ran.output
-    assert (tmp_path / "loo.safetensors").read_bytes() == written  # nothing was measured again
+    assert (tmp_path / "loo.parquet.safetensors").read_bytes() == written  # nothing was measured again
     ran = CliRunner().invoke(app, [*asked, "--seed", "3"])
     assert isinstance(ran.exception, InputError)
     assert "another model, dtype or prompt" in str(ran.exception)

@@ -84,3 +84,11 @@ def test_logits_of_which_nothing_finite_can_be_said_are_refused(bound):
             bound(row, broken)
     with pytest.raises(ValueError, match="everywhere"):
         bound(torch.full((2,), -torch.inf), torch.full((2,), -torch.inf))
+
+
+@pytest.mark.parametrize(("share", "change"), [(1e-10, -20.0), (1e-13, -30.0), (1e-15, -40.0), (1e-10, 20.0)])
+def test_an_unlikely_token_that_drops_is_bounded_too(share, change):
+    full = np.array([np.log1p(-share), np.log(share)])
+    evicted = full + np.array([0.0, change])
+    found = float(bennett(torch.from_numpy(full), torch.from_numpy(evicted)))
+    assert found == pytest.approx(exact(full, evicted), rel=1e-6)  # two values: the bound is the KL

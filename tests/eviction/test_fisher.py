@@ -201,3 +201,20 @@ def test_models_whose_layers_hand_on_several_streams_are_refused_straight_throug
         prefill(tiny_model("gemma3n_text"), prompt(20), policy("straight-through", window=4), 0.5)
     with pytest.raises(UnsupportedAttention, match="have no attention"), apart(tiny_model("qwen3_next")):
         pass
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_in_half_precision_are_scored_in_float32(dtype):
+    half, single = tiny("llama", dtype=dtype), tiny("llama", dtype=torch.float32)
+    single.load_state_dict(half.state_dict())
+    for one, other in zip(
+        *(look(used, prompt(40), window=4).seen_by(policy("fisher", window=4)) for used in (half, single)), strict=True
+    ):
+        assert one.nats.dtype == torch.float32
+        assert spearmanr(one.nats.flatten(), other.nats.flatten())[0] > 0.9
+
+
+@torch.no_grad()
+def test_models_that_view_what_attention_returns_can_run_again():
+    assert prefill(tiny_model("afmoe"), prompt(20), policy("fisher", window=4), 0.5).cache is not None

@@ -69,6 +69,10 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     for other in (removals(seed=1), removals(dtype=torch.float32), removals(queries=3)):
         with pytest.raises(ValueError, match="another model, dtype or prompt"):
             leave_one_out(other, [0], save=save)
+    of = removals()
+    other = Removals(of.model, of.prompt.roll(1), of.following, of.full, of._past, of._outputs)  # the same logits, other tokens
+    with pytest.raises(ValueError, match="prompt"):
+        leave_one_out(other, [0], save=save)
     save.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="holds no leave-one-out run"):
         leave_one_out(removals(), [0], save=save)
