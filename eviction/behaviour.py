@@ -46,18 +46,17 @@ def run_again(
     found = {call: replace(one, nats=nats[call]) for call, one in seen.items()}
     if policy.pool is None:
         return found
-    sketches = {call: Sketch(_pool(policy, budget, one, policy.pool)) for call, one in found.items()}
+    sketches = {call: _sketch(policy, budget, one, policy.pool) for call, one in found.items()}
     removal_nats(model, tokens, held, asked, seen=length, attention_mask=mask, sketches=sketches)
     return {call: replace(one, sketch=sketches[call]) for call, one in found.items()}
 
 
-def _pool(policy: Policy, budget: int | float, seen: Observation, share: float) -> Int[Tensor, "batch heads pool"]:
-    """`share` times the uniform budget of each head's entries: what is kept anyway, then the highest."""
+def _sketch(policy: Policy, budget: int | float, seen: Observation, share: float) -> Sketch:
+    """One for a pool of `share` times each row's uniform budget: what is kept anyway, then the highest."""
     assert seen.nats is not None
     base, protected, free = policy.parts(seen, budget)
     valid = (protected | free).expand_as(seen.nats)
-    size = min(int(share * int(base.amax()) + 0.5), valid.shape[-1])
-    counts = valid.sum(-1).clamp(max=size)
+    counts = torch.minimum(valid.sum(-1), (share * base[:, None] + 0.5).long())
     taken = best(seen.nats, counts, protected, free)
-    # rows with fewer are filled up with entries that are not there, whose removal changes nothing
-    return taken.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :size]
+    pool = taken.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., : int(counts.amax())]
+    return Sketch(pool, taken.gather(-1, pool), valid)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooks.masks import masked
@@ -43,12 +43,20 @@ class Sketch:
     """
 
     pool: Int[Tensor, "batch heads pool"]
+    inside: Bool[Tensor, "batch heads pool"] | None = None
+    """False where a row's pool is smaller, and holds a place that is not in it."""
+    valid: Bool[Tensor, "batch _ keys"] | None = None
+    """False for entries that are gone already: nothing of them is counted."""
     parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Before they are put together: the changes of the pool and their rest, for some queries."""
 
     def add(self, change: Float[Tensor, "batch heads queries keys"]) -> None:
         """One more direction for each query."""
+        if self.valid is not None:
+            change = change * self.valid[:, :, None]
         entries = change.gather(-1, self.pool[:, :, None].expand(-1, -1, change.shape[2], -1))
+        if self.inside is not None:
+            entries = entries * self.inside[:, :, None]
         self.parts.append((entries, change.sum(-1) - entries.sum(-1)))
 
     def done(self, factor: Float[Tensor, " batch"]) -> None:

@@ -64,6 +64,8 @@ class Greedy:
         pool, along, gone = sketch.pool, sketch.along, sketch.rest.sum(1)
         kept = scores.protected.expand_as(scores.first)
         may = scores.free.expand_as(scores.first).gather(-1, pool)  # what is protected or not there does not go
+        if sketch.inside is not None:
+            may &= sketch.inside
         single = along.square().sum(-1)
         alone = torch.maximum(scores.first.gather(-1, pool), single)
         going = (may.sum(-1) - (counts - kept.sum(-1)).clamp(min=0)).clamp(min=0)

@@ -109,3 +109,16 @@ def test_it_says_what_it_needs():
         Policy("mine", SnapKV(window=4), select=Greedy()).score(captured[0], 0.5)
     with pytest.raises(ValueError, match="needs the model to run again"):
         policy("fisher+greedy", window=4).score(captured[0], 0.5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("budget", [0.3, 0.4, 9])
+def test_a_padded_row_decides_as_it_does_alone(budget):
+    used, tokens = tiny("llama", dtype=torch.float64), prompt(60, batch=2)
+    mask = torch.ones_like(tokens)
+    mask[1, :30] = 0
+    chosen = policy("fisher+greedy", window=4, sink=1)
+    together = prefill(used, tokens, chosen, budget, attention_mask=mask).keep
+    alone = prefill(used, tokens[1:, 30:], chosen, budget).keep
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one[1:, :, 30:], other)
