@@ -41,7 +41,7 @@ def run_again(
     asked = policy.behaviour
     assert asked is not None
     mask = None if padding is None else padding.long()
-    held = {call: Held(one.record, one.places, one.n_kv_heads) for call, one in seen.items()}
+    held = held_by_call(seen)
     nats = removal_nats(model, tokens, held, asked, seen=length, attention_mask=mask) if known is None else known
     found = {call: replace(one, nats=nats[call]) for call, one in seen.items()}
     if policy.pool is None:
@@ -49,6 +49,11 @@ def run_again(
     sketches = {call: _sketch(policy, budget, one, policy.pool) for call, one in found.items()}
     removal_nats(model, tokens, held, asked, seen=length, attention_mask=mask, sketches=sketches)
     return {call: replace(one, sketch=sketches[call]) for call, one in found.items()}
+
+
+def held_by_call(seen: Mapping[Call, Observation]) -> dict[Call, Held]:
+    """What each attention call reads when the window's tokens run again."""
+    return {call: Held(one.record, one.places, one.n_kv_heads) for call, one in seen.items()}
 
 
 def _sketch(policy: Policy, budget: int | float, seen: Observation, share: float) -> Sketch:

@@ -13,7 +13,7 @@ from eviction.behaviour import run_again
 from eviction.cache import EvictedCache
 from eviction.cache.broken import Before, break_cache, length_of, take_back
 from eviction.cache.compact import compact
-from eviction.cache.hybrid import entries_of, has_linear_states
+from eviction.cache.hybrid import entries_of
 from eviction.cache.owner import owner
 from eviction.cache.reading import attend, densified, read
 from eviction.cache.recent import Recent, watched
@@ -21,7 +21,7 @@ from eviction.cache.states import LatentStates, RaggedStates
 from eviction.looking import last_query, observation, passed, recorded
 from eviction.moments import Moments
 from eviction.passes import Eviction, Pass, Watch, changed, held_by, over_all
-from eviction.places import left_padding, require_pads_left_out
+from eviction.places import left_padding, require_pads_left_out, require_rerun
 from eviction.policy import Policy, merged
 from hooks.capture import window_sinks
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed
@@ -314,8 +314,7 @@ class Evictor:
         """Run the last tokens again, and score what waited for them."""
         cache, budget = run.cache, run.budget
         assert budget is not None
-        if has_linear_states(cache):
-            raise UnsupportedAttention("the last tokens cannot be run again over layers with a linear state, which has gone on")
+        require_rerun(cache)
         tokens = run.waiting[0][3]
         if tokens is None:
             raise UnsupportedAttention(

@@ -17,7 +17,7 @@ from eviction.cache.evicted import full_bytes
 from eviction.checks import one_of, whole
 from eviction.evicting import driving, evicting
 from eviction.moments import Moments
-from eviction.places import left_padding
+from eviction.places import left_padding, require_prompt
 from eviction.policy import Policy
 from eviction.select import Decision
 from hooks.forward import cache_keyword, forward
@@ -78,8 +78,7 @@ def prefill(
         ValueError: there is no token, the mask does not fit or pads on the right, or the chunks have no size.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
-    if prompt.dim() != 2 or not prompt.numel():
-        raise ValueError(f"a prompt [batch, tokens] of at least one token is needed, not tokens {tuple(prompt.shape)}")
+    require_prompt(prompt)
     one_of("choose", choose, "each chunk", "at the end")
     left_padding((prompt.shape[0], prompt.shape[1]), attention_mask)
     length = prompt.shape[1]

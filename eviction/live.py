@@ -183,9 +183,8 @@ class Removal:
         self.values = values.mT.contiguous()
         self.large = torch.empty_like(self.weights)
         self.own_value = self.value.to(dtype).repeat_interleave(self.group, 1)
-        self.own_key = self.key.to(dtype).repeat_interleave(self.group, 1)
         self.own_weights = self.weights.gather(-1, self.where).where(self.there, 0)
-        self.difference = self.own_key - _taken(self.keys, self.where, self.group)
+        self.difference = self.key.to(dtype).repeat_interleave(self.group, 1) - _taken(self.keys, self.where, self.group)
 
     def gather(self, gradients: Tensor) -> Iterator[Tensor]:
         """Add up (Σ_h A_i / (1 − A_i) · g·(v_i − o))² of each gradient g [signs, batch, heads, queries, value_dim].

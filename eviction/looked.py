@@ -8,20 +8,17 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from eviction.behaviour import run_again
+from eviction.behaviour import held_by_call, run_again
 from eviction.cache import EvictedCache
-from eviction.cache.hybrid import has_linear_states
 from eviction.cache.owner import owner
-from eviction.live import Held
 from eviction.looking import last_query, observation
 from eviction.observation import Observation
 from eviction.passes import over_all
-from eviction.places import left_padding, require_places
+from eviction.places import left_padding, require_places, require_prompt, require_rerun
 from eviction.policy import Policy, Scored, merged
 from eviction.replay import Call, removal_nats
 from eviction.signs import Asked
 from hooks.capture import capture
-from hooks.errors import UnsupportedAttention
 from hooks.forward import forward
 from hooks.records import LayerRecord
 
@@ -114,15 +111,12 @@ class Looked:
     def nats(self, asked: Asked, window: int) -> dict[Call, Float[Tensor, "batch heads keys"]]:
         """`removal_nats` of the last `window` tokens, computed once."""
         if (asked, window) not in self._nats:
-            if has_linear_states(self.cache):
-                raise UnsupportedAttention(
-                    "the last tokens cannot be run again over layers with a linear state, which has gone on"
-                )
+            require_rerun(self.cache)
             seen = self._last(window)
             self._nats[asked, window] = removal_nats(
                 self.model,
                 self.tokens[:, -window:],
-                {call: Held(one.record, one.places, one.n_kv_heads) for call, one in zip(self.calls, seen, strict=True)},
+                held_by_call(dict(zip(self.calls, seen, strict=True))),
                 asked,
                 seen=self.tokens.shape[1],
                 attention_mask=None if self.padding is None else self.padding.long(),
@@ -153,8 +147,7 @@ def look(
         ValueError: there is no token, or the mask does not fit or pads on the right.
         UnsupportedAttention: the model's attention or cache cannot be evicted from.
     """
-    if prompt.dim() != 2 or not prompt.numel():
-        raise ValueError(f"a prompt [batch, tokens] of at least one token is needed, not tokens {tuple(prompt.shape)}")
+    require_prompt(prompt)
     require_places(model)
     padding = left_padding((prompt.shape[0], prompt.shape[1]), attention_mask)
     pads = None if padding is None else (~padding).sum(-1)

@@ -35,6 +35,26 @@ def require_places(model: nn.Module) -> None:
         )
 
 
+def require_prompt(prompt: Tensor) -> None:
+    """Refuse what holds no token.
+
+    Raises:
+        ValueError: it is not [batch, tokens], or empty.
+    """
+    if prompt.dim() != 2 or not prompt.numel():
+        raise ValueError(f"a prompt [batch, tokens] of at least one token is needed, not tokens {tuple(prompt.shape)}")
+
+
+def require_rerun(cache: Cache) -> None:
+    """Refuse to run the last tokens again where they have changed a state for good.
+
+    Raises:
+        UnsupportedAttention: a layer has a linear state.
+    """
+    if has_linear_states(cache):
+        raise UnsupportedAttention("the last tokens cannot be run again over layers with a linear state, which has gone on")
+
+
 def left_padding(shape: tuple[int, int], attention_mask: Any, *, whole: bool = True) -> Bool[Tensor, "batch tokens"] | None:
     """True where there is a token; None where that is everywhere. `shape` is that of all tokens seen, `whole` whether none are to come.
 
