@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 from analysis.errors import InputError
 from analysis.experiments.contexts import Text, texts
 from analysis.settings import ValidationSettings
+from analysis.tasks.needle import ANSWERED, CITIES, STATED, WORDS
 from eviction.cache.owner import owner
 from eviction.head_scores import HeadScores, Measure, copied, needle_mass
 from hooks.capture import capture
@@ -20,23 +21,8 @@ from hooks.records import LayerRecord
 from hooks.reference import LoadedModel
 from perturbation.weights import attention_weights
 
-CITIES = ("Lisbon", "Oslo", "Quito", "Hanoi", "Cairo", "Lima", "Vienna", "Nairobi", "Dublin", "Riga", "Porto", "Bergen")
-WORDS = (
-    "amber",
-    "falcon",
-    "river",
-    "copper",
-    "lantern",
-    "meadow",
-    "orchid",
-    "granite",
-    "harbor",
-    "violet",
-    "thunder",
-    "willow",
-)
-NEEDLE = "\n\nThe code word of the city of {city} is {answer}.\n\n"
-QUESTION = "\n\nQuestion: What is the code word of the city of {city}?\nAnswer: The code word of the city of {city} is"
+NEEDLE = f"\n\n{STATED}\n\n"
+QUESTION = f"\n\nQuestion: What is the code word of the city of {{city}}?\nAnswer: {ANSWERED}"
 
 
 @dataclass(frozen=True)
