@@ -1,7 +1,9 @@
 """A prompt that a model ran once, at which any number of policies may look: what each would keep, without a cache for each."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -44,6 +46,8 @@ class Looked:
     places: list[int]
     logits: Float[Tensor, "batch vocabulary"]
     padding: Bool[Tensor, "batch tokens"] | None = None
+    latent: frozenset[int] = frozenset()
+    """Cache layers whose entries the model expands before attention."""
     _narrow: dict[int, list[Observation]] = field(default_factory=dict)
     _nats: dict[tuple[Asked, int], dict[Call, Tensor]] = field(default_factory=dict)
 
@@ -62,11 +66,37 @@ class Looked:
         places = sorted(scored)
         decided = policy.decide_all([merged(scored[place]) for place in places])
         keep = {place: over_all(self.cache.layers[place], one).keep for place, one in zip(places, decided, strict=True)}
-        by_layer = {seen.record.layer: place for place, seen in zip(self.places, self.observations, strict=True)}
+        by_layer = self._by_layer
         return tuple(
             keep[by_layer[layer]] if layer in by_layer else None
             for layer in range(max(max(by_layer) + 1, len(self.cache.layers)))
         )
+
+    @property
+    def _by_layer(self) -> dict[int, int]:
+        """The cache layer that each decoder layer reads."""
+        return {seen.record.layer: place for place, seen in zip(self.places, self.observations, strict=True)}
+
+    def evicted(self, keep: Sequence[Bool[Tensor, "batch _ tokens"] | None] | None = None) -> EvictedCache:
+        """A cache of the entries that `keep` (as `decide` gives it) keeps; None keeps all. The full cache stays as it is.
+
+        >>> cache = seen.evicted(seen.decide(policy("adakv+two-stage"), 0.2))          # doctest: +SKIP
+
+        Raises:
+            ValueError: there is no mask for a layer with attention, or one does not fit.
+        """
+        masks: list[Tensor | None] = [None] * len(self.cache.layers)
+        batch, length = self.tokens.shape
+        for layer, place in self._by_layer.items():
+            held: Any = self.cache.layers[place]
+            if keep is None:
+                mask = held.keys.new_ones(batch, held.keys.shape[1], length, dtype=torch.bool)
+            elif layer < len(keep) and (found := keep[layer]) is not None:
+                mask = found
+            else:
+                raise ValueError(f"layer {layer} calls attention, but there is no keep-mask for it ({len(keep)} are given)")
+            masks[place] = mask
+        return EvictedCache.compacted(self.cache, masks, padding=self.padding, latent=self.latent)
 
     def seen_by(self, policy: Policy, budget: int | float = 1.0) -> list[Observation]:
         """What `policy` sees of each attention call: the queries of its own window, and the KL of removals if it asks for that.
@@ -157,6 +187,7 @@ def look(
     calls: list[Call] = []
     observations: list[Observation] = []
     places: list[int] = []
+    latents: set[int] = set()
     readers: Counter[int] = Counter()
 
     def visit(record: LayerRecord) -> None:
@@ -165,7 +196,9 @@ def look(
         observations.append(observation(cache.layers[place], record, readers[place], None, latent=latent, pads=pads))
         places.append(place)
         readers[place] += 1
+        if latent:
+            latents.add(place)
 
     with capture(model, window=window, visitor=visit):
         logits = forward(model, prompt, cache, last_logits=1, attention_mask=attention_mask)
-    return Looked(model, prompt, cache, calls, observations, places, logits[:, -1], padding)
+    return Looked(model, prompt, cache, calls, observations, places, logits[:, -1], padding, frozenset(latents))
