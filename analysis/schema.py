@@ -166,4 +166,112 @@ RUNS = Table(
     ),
 )
 
+FULL = "full"
+"""The policy that evicts nothing; its rows are there once, at budget 1."""
+
+_TRUTH = (
+    "; mean over layers, heads and the answer's first queries; empty where none were judged or heads have none of their own"
+)
+
+SAMPLES = Table(
+    "samples",
+    (
+        Column("model", "string", "the model's name", key=True),
+        Column("source", "string", "the task as it was asked for: a name, a file, a data set", key=True),
+        Column("task", "string", "the task that the row names, by which its answer is scored"),
+        Column("length", "int", "tokens that were asked for; 0 where the table says none", key=True),
+        Column("seed", "int", "of what was drawn", key=True),
+        Column("sample", "int", "place in the task's table", key=True),
+        Column(
+            "question",
+            "string",
+            "whether entries were chosen with the question seen (query-aware) or unseen (agnostic)",
+            key=True,
+        ),
+        Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),
+        Column("budget", "float", "entries per KV head, or a share of the context's in (0, 1]; 1 is the full cache", key=True),
+        Column(
+            "depth",
+            "float",
+            "where in the context the answer stands, from 0 to 1; empty where there is no one place",
+            nullable=True,
+        ),
+        Column("tokens", "int", "tokens whose entries were chosen among"),
+        Column("prediction", "string", "what the model said"),
+        Column("answer", "string", "the reference answers, a line each"),
+        Column("score", "float", "of the answer, in [0, 1], by the task's metric"),
+        Column("full_score", "float", "the same of the full cache's answer to this sample"),
+        Column("flipped", "int", "1 where the full cache was right (score ≥ ½) and this is not"),
+        Column(
+            "kl",
+            "float",
+            "KL(full ‖ evicted) in nats; mean over the tokens of the full cache's answer (the reference, where that is given)",
+        ),
+        Column("agreement", "float", "share of those tokens for which the likeliest one is the full cache's"),
+        Column("log_likelihood", "float", "mean log-probability of those tokens, in nats; perplexity is exp(−log_likelihood)"),
+        Column("judged_tokens", "int", "how many those are"),
+        Column("perturbation", "float", "L = ‖(o − ô) W_h‖₁, exact" + _TRUTH, nullable=True),
+        Column("theta", "float", "the paper's bound θ on L" + _TRUTH, nullable=True),
+        Column("retained_mass", "float", "σ, the attention on entries that were kept" + _TRUTH, nullable=True),
+        Column("retained_share", "float", "share of heads and queries with σ > ½; empty as those", nullable=True),
+        Column(
+            "relative_perturbation",
+            "float",
+            "‖Σ_h (o_h − ô_h)‖₁ / ‖Σ_h o_h‖₁ of a layer's attention output; mean over layers and those queries; empty as those",
+            nullable=True,
+        ),
+        Column("entries_kept", "float", "entries of the context that a KV head keeps, mean over layers and heads"),
+        Column("bytes", "int", "bytes of the cache after the context"),
+        Column("full_bytes", "int", "bytes of the full cache after the context"),
+        Column("cell", "string", "the cell's id: a digest of its settings, the code and the data"),
+    ),
+)
+"""A row per sample, policy and budget of `criticalkv evaluate`."""
+
+_CHOSEN = (
+    Column("model", "string", "the model's name", key=True),
+    Column("source", "string", "the task as it was asked for", key=True),
+    Column("length", "int", "tokens that were asked for; 0 where the table says none", key=True),
+    Column("question", "string", "whether entries were chosen with the question seen or unseen", key=True),
+    Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),
+    Column("budget", "float", "entries per KV head, or a share of the context's in (0, 1]; 1 is the full cache", key=True),
+)
+_ENDS = "; empty where there is one sample"
+
+SCORES = Table(
+    "scores",
+    (
+        *_CHOSEN,
+        Column("samples", "int", "samples, over all seeds"),
+        Column("score", "float", "mean score"),
+        Column("score_low", "float", "lower end of its interval at 95 %" + _ENDS, nullable=True),
+        Column("score_high", "float", "upper end" + _ENDS, nullable=True),
+        Column("change", "float", "mean of score − the full cache's score, sample by sample"),
+        Column("change_low", "float", "lower end of its interval (bootstrap)" + _ENDS, nullable=True),
+        Column("change_high", "float", "upper end" + _ENDS, nullable=True),
+        Column("p", "float", "Wilcoxon's signed-rank test that the change is around 0"),
+        Column(
+            "p_adjusted",
+            "float",
+            "the same, adjusted by Benjamini-Hochberg over the table; empty for the full cache",
+            nullable=True,
+        ),
+        Column(
+            "flipped",
+            "float",
+            "share of the full cache's right answers (score ≥ ½) that turned wrong; empty where it has none",
+            nullable=True,
+        ),
+        Column("flipped_low", "float", "lower end of its interval (Wilson); empty as that", nullable=True),
+        Column("flipped_high", "float", "upper end; empty as that", nullable=True),
+        Column("kl", "float", "mean KL(full ‖ evicted) in nats"),
+        Column("kl_low", "float", "lower end of its interval (bootstrap)" + _ENDS, nullable=True),
+        Column("kl_high", "float", "upper end" + _ENDS, nullable=True),
+        Column("perturbation", "float", "mean L; empty where none was measured", nullable=True),
+        Column("bytes_share", "float", "bytes of the cache as a share of the full cache's, mean"),
+    ),
+)
+"""A row per task, length, policy and budget: means over samples, with intervals."""
+
 TABLES = (HEADS, LAYERS, RUNS)
+"""What a validation writes."""

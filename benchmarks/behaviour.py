@@ -32,12 +32,11 @@ from analysis.experiments.behaviour import (
     RIVALS,
     by_entry,
     judged,
-    mean_interval,
     passages,
-    ratio_of_means,
     rivals,
     what_follows,
 )
+from analysis.statistics import mean, ratio_of_means
 from eviction import look, policy, prefill
 from hooks import load
 from hooks.forward import forward
@@ -106,8 +105,8 @@ def truth(options, kept: Kept, bar) -> dict[str, object]:
     for estimate in ("fisher", *RIVALS):
         for column in ("spearman", "recall20"):
             name = column if estimate == "fisher" else f"{column}_{estimate}"
-            mean, low, high = mean_interval(by_context.loc[estimate, column])
-            figures |= {name: mean, f"{name}_low": low, f"{name}_high": high}
+            value, low, high = mean(by_context.loc[estimate, column])
+            figures |= {name: value, f"{name}_low": low, f"{name}_high": high}
     ours = rows[rows["estimate"] == "fisher"].groupby("layer")[["spearman", "recall20", "nats"]].mean()
     worst = ours["spearman"].idxmin()
     figures |= {"worst_layer": int(worst), "worst_layer_spearman": float(ours["spearman"][worst])}

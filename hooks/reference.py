@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from platformdirs import user_cache_dir
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hooks.errors import ModelUnavailable
 
@@ -65,10 +67,30 @@ def load(
     """
     reference = name == REFERENCE
     source = str(reference_folder()) if reference else name
-    try:
+    asked = {} if attention is None else {"attn_implementation": attention}
+    with _explained(name):
         tokenizer = AutoTokenizer.from_pretrained(source)
-        asked = {} if attention is None else {"attn_implementation": attention}
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **asked)
+    note = "weights stored as Q4_1, dequantised" if reference else str(dtype).removeprefix("torch.")
+    return LoadedModel(model.to(device).eval(), tokenizer, REFERENCE if reference else name, note)
+
+
+def load_tokenizer(name: str = REFERENCE) -> tuple[Any, Any]:
+    """The tokenizer and the configuration that `load` would give, without the weights.
+
+    Raises:
+        ModelUnavailable: as `load`.
+    """
+    source = str(reference_folder()) if name == REFERENCE else name
+    with _explained(name):
+        return AutoTokenizer.from_pretrained(source), AutoConfig.from_pretrained(source)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """What loading raises, as one error that says how to mend it."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(
@@ -76,8 +98,6 @@ def load(
             f"Give a folder with a model and its tokenizer, an id that is on the Hugging Face hub "
             f"(fetch it where there is a network: hf download {name}), or the reference model {REFERENCE}."
         ) from error
-    note = "weights stored as Q4_1, dequantised" if reference else str(dtype).removeprefix("torch.")
-    return LoadedModel(model.to(device).eval(), tokenizer, REFERENCE if reference else name, note)
 
 
 def cache_folder() -> Path:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.evaluate import evaluate
 from analysis.cli.generate import generate
 from analysis.cli.head_scores import head_scores
 from analysis.cli.leave_one_out import leave_one_out
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(validate)
+app.command()(evaluate)
 app.command()(models)
 app.command()(policies)
 app.command()(explain)

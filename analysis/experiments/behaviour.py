@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import bootstrap, spearmanr
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from analysis.errors import InputError
@@ -175,26 +175,3 @@ def rivals() -> dict[str, Policy]:
         "start-recent": policy("start-recent"),
         "random": policy("random"),
     }
-
-
-def ratio_of_means(above: ArrayLike, below: ArrayLike, seed: int = 0) -> tuple[float, float, float]:
-    """Σ above / Σ below over contexts, and its 95 % bootstrap interval (percentile, contexts drawn in pairs, 9,999 times)."""
-    pairs = (np.asarray(above, float), np.asarray(below, float))
-    ratio = float(pairs[0].sum() / pairs[1].sum())
-    if len(pairs[0]) < 2:
-        return ratio, float("nan"), float("nan")
-    found = bootstrap(
-        pairs,
-        lambda one, other, axis=-1: one.sum(axis) / other.sum(axis),
-        paired=True,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return ratio, float(found.low), float(found.high)
-
-
-def mean_interval(values: ArrayLike, seed: int = 0) -> tuple[float, float, float]:
-    """The mean over contexts, and its 95 % bootstrap interval."""
-    numbers = np.asarray(values, float)
-    return ratio_of_means(numbers, np.ones_like(numbers), seed)

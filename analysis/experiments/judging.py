@@ -1,7 +1,7 @@
 """What evictions do to the attention outputs of some queries: exact perturbation, bound and retained mass, as means over a model."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +13,12 @@ from hooks.records import LayerRecord
 from perturbation.output import output_difference, projected_difference
 from perturbation.weights import attention_weights
 
+Choice = tuple[str, int | float]
+"""A policy's name and a budget."""
 Masks = Sequence[Tensor | None]
 FIELDS = ("perturbation", "theta", "retained_mass", "retained_share", "relative_perturbation")
+UNTOUCHED = dict(zip(FIELDS, (0.0, 0.0, 1.0, 1.0, 0.0), strict=True))
+"""What they are where nothing was evicted."""
 MISSING = float("nan")
 
 
@@ -31,10 +35,10 @@ class Judging:
         queries: how many of the recorded queries are judged, from the first.
     """
 
-    masks: Mapping[Hashable, Masks]
+    masks: Mapping[Choice, Masks]
     seen: int
     queries: int
-    _found: dict[Hashable, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+    _found: dict[Choice, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
 
     def __call__(self, record: LayerRecord) -> None:
         """A layer is done."""
@@ -68,7 +72,7 @@ class Judging:
             )
             self._found[choice].append([float(value) for value in found])
 
-    def means(self, choice: Hashable) -> dict[str, float]:
+    def means(self, choice: Choice) -> dict[str, float]:
         """Means over layers, heads and queries, by name; NaN where heads have no perturbation of their own in some layer."""
         rows = self._found.get(choice)
         if not rows:

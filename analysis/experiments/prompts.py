@@ -69,7 +69,8 @@ def prompt(tokenizer: Any, sample: Sample, metric: str | Metric, *, aware: bool,
         parts = text.split(SPLIT)
         if len(parts) != 2:
             raise InputError(
-                f"the model's chat template shows a user's turn {len(parts) - 1} times, or the context holds {SPLIT!r}; give --raw to do without"
+                f"the model's chat template shows a user's turn {len(parts) - 1} times, or the context holds {SPLIT!r}; give --raw to do "
+                "without"
             )
         before, after = parts[0], parts[1] + sample.answer_prefix
     context = _ids(tokenizer, before, special=not templated)

@@ -51,14 +51,23 @@ def load_model(settings: ValidationSettings) -> LoadedModel:
         InputError: the device is not there.
         ModelUnavailable: the model cannot be loaded here.
     """
+    return load(settings.model, device=available(settings.device), dtype=getattr(torch, settings.dtype))
+
+
+def available(device: str) -> torch.device:
+    """A device that is there.
+
+    Raises:
+        InputError: it is not, or holds no numbers.
+    """
     try:
-        device = torch.device(settings.device)
-        torch.empty(0, device=device)
+        found = torch.device(device)
+        torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {settings.device} is not available: {str(error).splitlines()[0]}") from error
-    if device.type == "meta":
+        raise InputError(f"--device {device} is not available: {str(error).splitlines()[0]}") from error
+    if found.type == "meta":
         raise InputError("--device meta holds no numbers to measure; name cpu, cuda or another real device")
-    return load(settings.model, device=device, dtype=getattr(torch, settings.dtype))
+    return found
 
 
 def validate(

@@ -2,7 +2,7 @@
 
 from analysis.tasks.asked import Asked
 from analysis.tasks.metrics import METRICS, metric
-from analysis.tasks.registry import GROUPS, Task, judge, known, make, names, register, task, unregister
+from analysis.tasks.registry import GROUPS, Task, known, make, names, register, ruling, task, unregister
 from analysis.tasks.table import COLUMNS, Sample, samples
 
 __all__ = [
@@ -12,12 +12,12 @@ __all__ = [
     "Asked",
     "Sample",
     "Task",
-    "judge",
     "known",
     "make",
     "metric",
     "names",
     "register",
+    "ruling",
     "samples",
     "task",
     "unregister",

@@ -30,6 +30,7 @@ class Task:
         raw: whether the text is given as it is, never in a chat template.
         source: where it comes from.
         data: a data set that is read where the user names none; None where none is needed.
+        sized: whether its samples are as long as is asked; others are as long as they are.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Task:
     raw: bool = False
     source: str = ""
     data: str | None = None
+    sized: bool = True
 
 
 def _generated(name: str, maker: Callable[[Asked, int], tuple[Build, int]], max_new_tokens: int) -> Function:
@@ -93,6 +95,7 @@ LONGBENCH: dict[str, Task] = {
         raw=kind.raw,
         source="LongBench, arXiv 2308.14508",
         data=f"{longbench.HUB}:{name}@test",
+        sized=False,
     )
     for name, kind in longbench.KINDS.items()
 }
@@ -188,7 +191,7 @@ def task(name: str) -> Task:
     if name in every:
         return every[name]
     if is_file(name) or "/" in name:
-        return Task(name, partial(_read, name), "part", source="a table")
+        return Task(name, partial(_read, name), "part", source="a table", sized=False)
     near = difflib.get_close_matches(name, [*every, *GROUPS], 3, 0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*every, *GROUPS])}"
     raise InputError(f"no task is called {name!r}; {hint} A file of rows or a data set (owner/name) is a task too")
@@ -208,19 +211,10 @@ def _read(name: str, asked: Asked) -> pd.DataFrame:
     return drawn(longbench.tabled(read(name)), asked.samples, asked.seed)
 
 
-def judge(sample: Sample, asked: str, override: str | None = None) -> str | Metric:
-    """How a sample's answer is scored: by the metric that the user names, that of the task which its row names, or that which was asked for.
-
-    Args:
-        sample: the row.
-        asked: the name under which it was asked for.
-        override: a metric's name, or None.
+def ruling(sample: Sample, asked: str) -> Task:
+    """The task by whose metric a sample's answer is scored: that which its row names, or else that which was asked for.
 
     Raises:
-        InputError: no metric has that name.
+        InputError: neither is known.
     """
-    if override is not None:
-        if override not in METRICS:
-            raise InputError(f"no metric is called {override!r}; there are {', '.join(METRICS)}")
-        return override
-    return known().get(sample.task, task(asked)).metric
+    return known().get(sample.task) or task(asked)

@@ -1,8 +1,5 @@
 """Exact against estimated, and what follows a choice: rows, figures and the command."""
 
-import math
-
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,9 +13,7 @@ from analysis.errors import InputError
 from analysis.experiments.behaviour import (
     by_entry,
     judged,
-    mean_interval,
     passages,
-    ratio_of_means,
     recall,
     what_follows,
 )
@@ -58,23 +53,6 @@ def test_recall_is_the_share_of_the_top_that_is_found(truth, random):
 
     assert recall(truth, guess) == len(top(truth) & top(guess)) / count
     assert recall(truth, truth) == 1
-
-
-def test_ratios_of_means_have_intervals_that_hold_pairs_together():
-    rng = np.random.default_rng(0)
-    hard = rng.exponential(size=40)  # what makes a context hard makes it hard for both
-    ratio, low, high = ratio_of_means(0.5 * hard, hard)
-    assert ratio == pytest.approx(0.5)
-    assert low == pytest.approx(0.5)
-    assert high == pytest.approx(0.5)
-    noisy = 0.5 * hard + 0.1 * rng.random(40)
-    ratio, low, high = ratio_of_means(noisy, hard)
-    assert low < ratio < high
-    assert ratio_of_means(noisy, hard) == (ratio, low, high)
-    mean, low, high = mean_interval(noisy)
-    assert mean == pytest.approx(noisy.mean())
-    assert low < mean < high
-    assert math.isnan(ratio_of_means([1.0], [2.0])[1])
 
 
 @torch.no_grad()

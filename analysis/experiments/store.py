@@ -1,0 +1,120 @@
+"""A run's rows while it is under way: one SQLite file, a row committed whole or not at all, whatever stops the run."""
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from analysis.errors import InputError
+
+FILE = "cells.sqlite"
+LOCK = ".lock"
+
+
+class Store:
+    """The cells of a run's folder, for one writer at a time; a context manager.
+
+    Raises:
+        InputError: the folder cannot be written, holds something else, is in use by another run, or its file is damaged.
+    """
+
+    def __init__(self, folder: Path, made_by: str = "criticalkv") -> None:
+        self.folder = folder
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise InputError(f"--out {folder} is a file; name a folder")
+            held = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+            if held and FILE not in held and held != [LOCK]:
+                raise InputError(f"--out {folder} is not empty and holds no run (it holds {held[0]}); name a new folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / LOCK).open("w")
+        except OSError as error:
+            raise InputError(f"--out {folder} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise InputError(f"--out {folder} is in use by another run; wait for it, or name another folder") from None
+        try:
+            self._open()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self) -> None:
+        path = self.folder / FILE
+        try:
+            self._base = sqlite3.connect(path, isolation_level=None)
+            # each commit is on the disk before the next begins
+            self._base.execute("PRAGMA journal_mode=WAL")
+            self._base.execute("PRAGMA synchronous=FULL")
+            self._base.execute(
+                "CREATE TABLE IF NOT EXISTS cells (id TEXT PRIMARY KEY, row TEXT, error TEXT, tries INTEGER NOT NULL DEFAULT 1)"
+            )
+            self._base.execute("CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        except sqlite3.Error as error:
+            raise InputError(f"{path} cannot be used: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file and of the folder."""
+        self._base.close()
+        self._lock.close()
+
+    def put(self, cell: str, row: Mapping[str, Any]) -> None:
+        """Keep a cell's row; it is on the disk when this returns.
+
+        Raises:
+            InputError: the disk does not take it; what was kept before is still there.
+        """
+        self._write(
+            "INSERT INTO cells (id, row) VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET row=excluded.row, error=NULL, tries=tries+1",
+            (cell, json.dumps(row, ensure_ascii=False)),
+        )
+
+    def fail(self, cell: str, error: str) -> None:
+        """Note that a cell could not be computed, and why."""
+        self._write(
+            "INSERT INTO cells (id, error) VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET error=excluded.error, tries=tries+1",
+            (cell, error),
+        )
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep something about the run."""
+        self._write(
+            "INSERT INTO notes VALUES (?, ?) ON CONFLICT(name) DO UPDATE SET value=excluded.value", (name, json.dumps(value))
+        )
+
+    def notes(self, prefix: str = "") -> dict[str, Any]:
+        """What was kept about the run, under names that begin so."""
+        found = self._base.execute("SELECT name, value FROM notes ORDER BY rowid")
+        return {name: json.loads(value) for name, value in found if name.startswith(prefix)}
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            self._base.execute(statement, values)
+        except sqlite3.Error as error:
+            raise InputError(
+                f"{self.folder / FILE} cannot be written ({error}); what was finished is kept: make room, and give the same command again"
+            ) from error
+
+    def done(self) -> set[str]:
+        """The cells that have a row."""
+        return {cell for (cell,) in self._base.execute("SELECT id FROM cells WHERE row IS NOT NULL")}
+
+    def rows(self, cells: Iterable[str]) -> list[dict[str, Any]]:
+        """The rows of those cells that have one, in the order asked for."""
+        held = dict(self._base.execute("SELECT id, row FROM cells WHERE row IS NOT NULL"))
+        return [{**json.loads(held[cell]), "cell": cell} for cell in cells if cell in held]
+
+    def failures(self) -> dict[str, str]:
+        """The cells that could not be computed, and why."""
+        return dict(self._base.execute("SELECT id, error FROM cells WHERE error IS NOT NULL"))

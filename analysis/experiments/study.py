@@ -1,0 +1,211 @@
+"""A grid turned into cells, each with an id of its own, and the cells of a context computed together on one prefill."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from analysis.errors import InputError
+from analysis.experiments.answering import FULL, Answering, Cell
+from analysis.experiments.prompts import Prompt, by_context, prompt, require_room
+from analysis.grid import Grid, split_policy
+from analysis.tasks import Asked, Sample, make, metric, names, ruling, task
+from analysis.tasks.haystack import documentation, words_of
+from analysis.tasks.metrics import FORCED, Metric
+from eviction import Policy, policy
+from hooks.reference import LoadedModel
+
+VERSIONS = ("criticalkv", "torch", "transformers", "numpy")
+ROOMS = ("hooks", "perturbation", "bounds", "eviction", "analysis/experiments", "analysis/tasks")
+"""Folders whose code decides what a cell's numbers are."""
+ID = 24
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell that is to be computed: its id, which prompt of its group it is of, and what chooses."""
+
+    id: str
+    prompt: int
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class Group:
+    """The unit of work: a context's prompts and all their cells. `keys` are the columns that each prompt's rows begin with."""
+
+    model: str
+    name: str
+    prompts: tuple[Prompt, ...]
+    keys: tuple[Mapping[str, Any], ...]
+    cells: tuple[Planned, ...]
+
+
+def policies(grid: Grid) -> dict[str, Policy]:
+    """The grid's policies by the text that names them.
+
+    Raises:
+        InputError: no policy has a name, or such a parameter.
+    """
+    found = {}
+    for text in grid.policies:
+        name, settings = split_policy(text)
+        try:
+            found[text] = policy(name, **settings)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"--policies {text}: {error}") from error
+    return found
+
+
+def check(grid: Grid) -> None:
+    """What can be said of a grid before a model is there.
+
+    Raises:
+        InputError: a policy, a task, a metric or a file is not there, or a task's table has not the form.
+    """
+    policies(grid)
+    if grid.metric is not None:
+        metric(grid.metric)
+    _haystack(grid)
+    for name in names(grid.tasks):
+        if not task(name).sized:
+            make(name, Asked(grid.samples, grid.lengths[0], len, data=grid.data))
+
+
+def plan(grid: Grid, model: str, tokenizer: Any, limit: int | None) -> list[Group]:
+    """The groups of one model, in order: tasks, lengths, seeds, samples; of each prompt the full cache first.
+
+    Args:
+        grid: what is asked for.
+        model: its name.
+        tokenizer: the model's.
+        limit: the model's positions, or None.
+
+    Raises:
+        InputError: a task cannot be made, or a prompt and its answer are longer than the model's positions.
+    """
+    chosen = [FULL, *((name, budget) for name in grid.policies for budget in grid.budgets)]
+    groups = []
+    for name in names(grid.tasks):
+        for length in grid.lengths if task(name).sized else grid.lengths[:1]:
+            for seed in grid.seeds:
+                drawn = _drawn(grid, name, length, seed, tokenizer)
+                require_room([one for one, _ in drawn], limit, model)
+                keys = {id(one): {"model": model, "source": name, "seed": seed, **_keys(grid, one)} for one, _ in drawn}
+                digests = {id(one): digest for one, digest in drawn}
+                for prompts in by_context([one for one, _ in drawn]):
+                    cells = [
+                        Planned(_id(grid, keys[id(one)], digests[id(one)], cell), place, cell)
+                        for place, one in enumerate(prompts)
+                        for cell in chosen
+                    ]
+                    first = prompts[0].sample
+                    title = f"{name}, {prompts[0].length} tokens, sample {first.number}"
+                    groups.append(Group(model, title, tuple(prompts), tuple(keys[id(one)] for one in prompts), tuple(cells)))
+    return groups
+
+
+def compute(
+    loaded: LoadedModel, grid: Grid, group: Group, wanted: set[str]
+) -> Iterator[tuple[str, dict[str, Any] | Exception]]:
+    """The rows of a group's wanted cells, or why there is none; a cell's row does not depend on which others are wanted.
+
+    A cell that fails is tried once more.
+    """
+    cells = [one for one in group.cells if one.id in wanted]
+    if not cells:
+        return
+    try:
+        answering = Answering(
+            loaded,
+            group.prompts[cells[0].prompt].context,
+            policies(grid),
+            list(dict.fromkeys(one.cell for one in cells)),
+            judge=grid.judge,
+        )
+    except Exception as error:
+        for one in cells:
+            yield one.id, error
+        return
+    for one in cells:
+        prompt, keys = group.prompts[one.prompt], group.keys[one.prompt]
+        found: dict[str, Any] | Exception
+        for _ in range(2):
+            try:
+                found = {
+                    **keys,
+                    "policy": one.cell[0],
+                    "budget": float(one.cell[1]),
+                    **answering.row(prompt, one.cell),
+                }
+                break
+            except Exception as error:
+                found = error
+        yield one.id, found
+
+
+def _drawn(grid: Grid, name: str, length: int, seed: int, tokenizer: Any) -> list[tuple[Prompt, str]]:
+    """The prompts of a task, and a digest of the data of each."""
+
+    def count(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+    asked = Asked(grid.samples, length, count, seed, _haystack(grid), grid.depths, grid.data)
+    found = []
+    for sample in make(name, asked):
+        ruler = ruling(sample, name)
+        rule = grid.metric or ruler.metric
+        if grid.max_new_tokens is not None:
+            sample = replace(sample, max_new_tokens=grid.max_new_tokens)
+        one = prompt(tokenizer, sample, rule, aware=grid.aware, raw=grid.raw or ruler.raw, forced=rule == FORCED)
+        found.append((one, _digest(sample, rule)))
+    return found
+
+
+def _keys(grid: Grid, one: Prompt) -> dict[str, Any]:
+    sample = one.sample
+    return {
+        "task": sample.task,
+        "length": sample.length or 0,
+        "sample": sample.number,
+        "question": "seen" if grid.aware else "unseen",
+        "depth": sample.depth,
+        "answer": "\n".join(sample.answer),
+    }
+
+
+def _digest(sample: Sample, rule: str | Metric) -> str:
+    named = rule if isinstance(rule, str) else f"{rule.__module__}.{rule.__qualname__}"
+    parts = [sample.context, sample.question, sample.answer_prefix, *sample.answer, *sample.classes, named]
+    return hashlib.sha256(json.dumps([*parts, sample.max_new_tokens]).encode()).hexdigest()
+
+
+def _id(grid: Grid, keys: Mapping[str, Any], digest: str, cell: Cell) -> str:
+    where = [keys[name] for name in ("model", "source", "length", "seed", "sample", "question")]
+    settings = [grid.raw, grid.judge, grid.device, grid.dtype, cell[0], cell[1]]
+    return hashlib.sha256(json.dumps([where, digest, settings, code()]).encode()).hexdigest()[:ID]
+
+
+@cache
+def code() -> str:
+    """A digest of the code that decides what a cell's numbers are: the rooms' sources, and the versions of what they stand on."""
+    root = Path(__file__).parents[2]
+    found = hashlib.sha256(json.dumps([importlib.metadata.version(name) for name in VERSIONS]).encode())
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            found.update(path.relative_to(root).as_posix().encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _haystack(grid: Grid) -> tuple[str, ...]:
+    if grid.haystack is None:
+        return documentation()
+    try:
+        return words_of(grid.haystack.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--haystack {grid.haystack} cannot be read as text: {error}") from error

@@ -1,0 +1,170 @@
+"""What an evaluation or a sweep is asked to do: one frozen value, checked before any work begins. Loads neither torch nor transformers."""
+
+import ast
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.errors import InputError
+from analysis.settings import DTYPES, REFERENCE
+
+POLICIES = ("snapkv", "snapkv+two-stage", "adakv+two-stage", "fisher", "start-recent", "random")
+"""What is compared where nothing is said: attention-only, two-stage, two-stage with budgets over heads, behaviour, and two baselines."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Models × tasks × context lengths × seeds × samples × policies × budgets.
+
+    Attributes:
+        models: Hugging Face ids, folders or the reference model.
+        tasks: as `analysis.tasks.task` knows them, groups (`ruler-offline`) among them.
+        lengths: tokens of context, question and answer prefix.
+        policies: names, with parameters where they differ from the defaults (`snapkv:pooling=none`).
+        budgets: shares of the context's entries (float), or entries per KV head (int).
+        samples: of each task, length and seed.
+        seeds: of what is drawn.
+        aware: whether the question is seen when entries are chosen.
+        raw: never use a chat template.
+        max_new_tokens: in place of the tasks' own; None leaves them.
+        metric: in place of the tasks' own.
+        data: what qa_1, qa_2 and LongBench's tasks read.
+        depths: of the task `needle`.
+        haystack: a text file that needles are hidden in.
+        judge: queries of each answer whose attention outputs are compared.
+        device, dtype: of the models.
+
+    Raises:
+        InputError: a setting is outside its range.
+    """
+
+    models: tuple[str, ...] = (REFERENCE,)
+    tasks: tuple[str, ...] = ("niah_single_1",)
+    lengths: tuple[int, ...] = (1024,)
+    policies: tuple[str, ...] = POLICIES
+    budgets: tuple[int | float, ...] = (0.1, 0.2, 0.4)
+    samples: int = 10
+    seeds: tuple[int, ...] = (0,)
+    aware: bool = False
+    raw: bool = False
+    max_new_tokens: int | None = None
+    metric: str | None = None
+    data: str | None = None
+    depths: int = 5
+    haystack: Path | None = None
+    judge: int = 8
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, option in (("models", "--model"), ("tasks", "--task"), ("lengths", "--context-length"), ("seeds", "--seed")):
+            _listed(option, getattr(self, name))
+        for name, option in (("policies", "--policies"), ("budgets", "--budgets")):
+            if getattr(self, name):
+                _listed(option, getattr(self, name))
+        for option, values, least in (
+            ("--context-length", self.lengths, 1),
+            ("--seed", self.seeds, 0),
+            ("--samples", (self.samples,), 1),
+            ("--depths", (self.depths,), 1),
+            ("--judge", (self.judge,), 0),
+            ("--max-new-tokens", () if self.max_new_tokens is None else (self.max_new_tokens,), 1),
+        ):
+            for value in values:
+                if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                    raise InputError(f"{option} must be a whole number of at least {least}, not {value!r}")
+        for budget in self.budgets:
+            if isinstance(budget, bool) or not isinstance(budget, int | float):
+                raise InputError(f"a budget is a number, not {budget!r}")
+            if not (0 < budget <= 1 if isinstance(budget, float) else budget >= 2):
+                raise InputError(
+                    f"a budget is a share of the cache in (0, 1], such as 0.2, or at least 2 entries, such as 512; not {budget!r}"
+                )
+        if bool(self.policies) != bool(self.budgets):
+            raise InputError("policies need budgets and budgets policies; name both, or neither for the full cache alone")
+        if self.dtype not in DTYPES:
+            raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON can hold them."""
+        values = dataclasses.asdict(self)
+        return {
+            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+            for name, value in values.items()
+        }
+
+
+def _listed(option: str, values: tuple[Any, ...]) -> None:
+    if not values:
+        raise InputError(f"{option} names nothing")
+    if len(set(values)) < len(values):
+        twice = next(value for value in values if values.count(value) > 1)
+        raise InputError(f"{option} names {twice!r} twice")
+
+
+def split_policy(text: str) -> tuple[str, dict[str, Any]]:
+    """`snapkv:window=16:pooling=none` as a name and its parameters.
+
+    Raises:
+        InputError: a parameter has no value.
+    """
+    name, *parts = text.split(":")
+    settings: dict[str, Any] = {}
+    for part in parts:
+        key, joined, value = part.partition("=")
+        if not joined or not key.strip():
+            raise InputError(f"{text!r}: a policy's parameters are written as snapkv:window=16:pooling=none; {part!r} is none")
+        settings[key.strip()] = literal(value)
+    return name.strip(), settings
+
+
+def literal(text: str) -> Any:
+    """A number, True, False, None or a tuple where the text is one; else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def parted(text: str, option: str) -> tuple[str, ...]:
+    """The parts of a text between commas.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise InputError(f"{option} names nothing")
+    return found
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """Whole numbers between commas.
+
+    Raises:
+        InputError: a part is none.
+    """
+    try:
+        return tuple(int(part) for part in parted(text, option))
+    except ValueError:
+        raise InputError(f"{option} takes whole numbers separated by commas, such as 1024,2048; not {text!r}") from None
+
+
+def budgets(text: str, option: str = "--budgets") -> tuple[int | float, ...]:
+    """Budgets between commas: 512 is a number of entries, 0.2 a share.
+
+    Raises:
+        InputError: a part is no number.
+    """
+    try:
+        return tuple(int(part) if part.isdigit() else float(part) for part in parted(text, option))
+    except ValueError:
+        raise InputError(f"{option} takes numbers separated by commas, such as 0.1,0.2 or 256,512; not {text!r}") from None
+
+
+def nearest(name: str, known: tuple[str, ...]) -> str:
+    """What a mistyped name may have been, as the end of a message."""
+    near = difflib.get_close_matches(name, known, 3, 0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"

@@ -1,0 +1,64 @@
+"""From samples to what a table shows: means with intervals, changes against the full cache, what goes with the score. DataFrame in and out."""
+
+import pandas as pd
+
+from analysis.schema import FULL, SCORES
+from analysis.statistics import Estimate, adjusted, compare, mean, proportion, rank_correlation
+
+BY = ["model", "source", "length", "question", "policy", "budget"]
+SAMPLE = ["model", "source", "length", "question", "seed", "sample"]
+"""What tells samples apart."""
+PREDICTORS = ("perturbation", "relative_perturbation", "theta", "retained_mass", "kl", "agreement")
+
+
+def scores(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """The table `SCORES` of rows of `SAMPLES`; the full cache first, then policies in the order of the rows, budgets ascending."""
+    rows = []
+    for group, part in samples.groupby(BY, sort=False):
+        keys = tuple(group)  # type: ignore[arg-type]
+        full = keys[BY.index("policy")] == FULL
+        score, kl = mean(part["score"], seed), mean(part["kl"], seed)
+        change = compare(part["score"], part["full_score"], seed)
+        right = int((part["full_score"] >= 0.5).sum())
+        flipped = proportion(int(part["flipped"].sum()), right) if right else Estimate(*[float("nan")] * 3)
+        rows.append(
+            {
+                **dict(zip(BY, keys, strict=True)),
+                "samples": len(part),
+                **_spread("score", score),
+                **_spread("change", Estimate(*change[:3])),
+                "p": change.p,
+                "p_adjusted": float("nan") if full else change.p,
+                **_spread("flipped", flipped),
+                **_spread("kl", kl),
+                "perturbation": float(part["perturbation"].mean()),
+                "bytes_share": float((part["bytes"] / part["full_bytes"]).mean()),
+            }
+        )
+    found = pd.DataFrame(rows)
+    found["p_adjusted"] = adjusted(found["p_adjusted"])
+    return SCORES.checked(found)
+
+
+def _spread(name: str, found: Estimate) -> dict[str, float]:
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def predictors(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """Does what an eviction does to attention, or to the distribution, go with the score? Rank correlations with intervals.
+
+    A row per predictor and scope: Spearman's ρ of each of `PREDICTORS` with `score − full_score` over all evicted rows of a task ("all
+    budgets"), and within each budget; samples are drawn together with all their rows. ρ is negative where more perturbation goes with a
+    lower score. NaN where the score never changes.
+    """
+    evicted = samples[samples["policy"] != FULL]
+    evicted = evicted.assign(change=evicted["score"] - evicted["full_score"], unit=evicted.groupby(SAMPLE, sort=False).ngroup())
+    scopes = [("all budgets", evicted), *((f"{budget:g}", part) for budget, part in evicted.groupby("budget"))]
+    rows = []
+    for scope, chosen in scopes:
+        for source, part in [("all tasks", chosen), *chosen.groupby("source", sort=False)]:
+            for name in PREDICTORS:
+                known = part[part[name].notna()]
+                found = rank_correlation(known[name], known["change"], list(known["unit"]), seed)
+                rows.append({"source": source, "budget": scope, "predictor": name, "rows": len(known), **_spread("rho", found)})
+    return pd.DataFrame(rows)
