@@ -1,5 +1,7 @@
 """From samples to what a table shows: means with intervals, changes against the full cache, what goes with the score. DataFrame in and out."""
 
+from typing import Any
+
 import pandas as pd
 
 from analysis.schema import FULL, SCORES
@@ -15,7 +17,7 @@ def scores(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """The table `SCORES` of rows of `SAMPLES`; the full cache first, then policies in the order of the rows, budgets ascending."""
     rows = []
     for group, part in samples.groupby(BY, sort=False):
-        keys = tuple(group)  # type: ignore[arg-type]
+        keys: tuple[Any, ...] = tuple(group)  # type: ignore[arg-type]
         full = keys[BY.index("policy")] == FULL
         score, kl = mean(part["score"], seed), mean(part["kl"], seed)
         change = compare(part["score"], part["full_score"], seed)

@@ -41,8 +41,8 @@ class Answering:
 
     Each cell is a compressed cache of its own, on which the question is run and the answer decoded, greedily, whatever other cells there
     are. The full cache's answer is run first, in one pass: as long as the likeliest tokens are the same they are the answer (up to
-    rounding), and decoding goes on from the first that is not. That pass gives KL(full ‖ evicted), agreement and log-likelihood of the full
-    cache's answer, or of the reference answer where nothing is generated.
+    rounding, in a model that sees the same in one pass as token by token), and decoding goes on from the first that is not. That pass gives
+    KL(full ‖ evicted), agreement and log-likelihood of the full cache's answer, or of the reference answer where nothing is generated.
 
     Args:
         loaded: the model.

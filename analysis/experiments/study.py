@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import InputError
-from analysis.experiments.answering import FULL, Answering, Cell
+from analysis.experiments.answering import FULL, Answering
+from analysis.experiments.judging import Choice as Cell
 from analysis.experiments.prompts import Prompt, by_context, prompt, require_room
 from analysis.grid import Grid, split_policy
 from analysis.tasks import Asked, Sample, make, metric, names, ruling, task
