@@ -1,5 +1,6 @@
 """A needle in a haystack over length and depth: one sentence in real text, and a question for it."""
 
+import itertools
 import random
 
 from analysis.errors import InputError
@@ -42,7 +43,11 @@ def needle(asked: Asked, random_: random.Random, number: int) -> tuple[Build, in
 
     def build(units: int, words: int) -> Draft:
         parts = sentences(run(asked.haystack, start, units))
-        parts.insert(round(depth * len(parts)), STATED.format(city=city, answer=answer))
+        ends = [0, *itertools.accumulate(len(part) + 1 for part in parts)]
+        place = min(
+            range(len(ends)), key=lambda at: abs(ends[at] - depth * ends[-1])
+        )  # the sentence's end nearest to the depth
+        parts.insert(place, STATED.format(city=city, answer=answer))
         return Draft(
             " ".join(parts) + "\n\n",
             f"What is the code word of the city of {city}?",

@@ -84,7 +84,8 @@ def _sample(number: int, row: Mapping[Any, Any], where: str) -> Sample:
     if not answer or not all(part.strip() for part in answer):
         raise InputError(f"{at}: answer must be a text or a list of texts, none of them empty; not {row['answer']!r}")
     count = row["max_new_tokens"]
-    if isinstance(count, bool | np.bool_) or not isinstance(count, int | float | np.number) or count != int(count) or count < 1:
+    numeric = isinstance(count, int | float | np.number) and not isinstance(count, bool | np.bool_)
+    if not numeric or not float(count).is_integer() or count < 1:
         raise InputError(f"{at}: max_new_tokens must be a whole number of at least 1, not {count!r}")
     depth, length = _number(row.get("depth")), _number(row.get("length"))
     return Sample(
