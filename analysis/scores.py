@@ -10,6 +10,7 @@ from analysis.statistics import Estimate, adjusted, compare, mean, proportion, r
 BY = ["model", "source", "length", "question", "policy", "budget"]
 SAMPLE = ["model", "source", "length", "question", "seed", "sample"]
 """What tells samples apart."""
+RESAMPLES = 999
 PREDICTORS = ("perturbation", "relative_perturbation", "theta", "retained_mass", "kl", "agreement")
 
 
@@ -49,18 +50,22 @@ def _spread(name: str, found: Estimate) -> dict[str, float]:
 def predictors(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """Does what an eviction does to attention, or to the distribution, go with the score? Rank correlations with intervals.
 
-    A row per predictor and scope: Spearman's ρ of each of `PREDICTORS` with `score − full_score` over all evicted rows of a task ("all
-    budgets"), and within each budget; samples are drawn together with all their rows. ρ is negative where more perturbation goes with a
-    lower score. NaN where the score never changes.
+    A row per task and predictor: Spearman's ρ of each of `PREDICTORS` with `score − full_score` over all evicted rows; and for all tasks
+    together ("all tasks", where rows are ranked within their task first), at all budgets and at each. Samples are drawn together with all
+    their rows. ρ is negative where more perturbation goes with a lower score. NaN where the score never changes.
     """
     evicted = samples[samples["policy"] != FULL]
     evicted = evicted.assign(change=evicted["score"] - evicted["full_score"], unit=evicted.groupby(SAMPLE, sort=False).ngroup())
-    scopes = [("all budgets", evicted), *((f"{budget:g}", part) for budget, part in evicted.groupby("budget"))]
+    together = evicted.copy()
+    for name in (*PREDICTORS, "change"):
+        together[name] = evicted.groupby("source")[name].rank(pct=True)
+    parts: list[tuple[str, str, pd.DataFrame]] = [("all tasks", "all budgets", together)]
+    parts += [("all tasks", f"{budget:g}", part) for budget, part in together.groupby("budget")]
+    parts += [(str(source), "all budgets", part) for source, part in evicted.groupby("source", sort=False)]
     rows = []
-    for scope, chosen in scopes:
-        for source, part in [("all tasks", chosen), *chosen.groupby("source", sort=False)]:
-            for name in PREDICTORS:
-                known = part[part[name].notna()]
-                found = rank_correlation(known[name], known["change"], list(known["unit"]), seed)
-                rows.append({"source": source, "budget": scope, "predictor": name, "rows": len(known), **_spread("rho", found)})
+    for source, budget, part in parts:
+        for name in PREDICTORS:
+            known = part[part[name].notna()]
+            found = rank_correlation(known[name], known["change"], list(known["unit"]), seed, RESAMPLES)
+            rows.append({"source": source, "budget": budget, "predictor": name, "rows": len(known), **_spread("rho", found)})
     return pd.DataFrame(rows)

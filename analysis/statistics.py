@@ -142,9 +142,9 @@ def rank_correlation(
     return Estimate(value, float(low), float(high))
 
 
-def _over(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+def _over(above: ArrayLike, below: ArrayLike) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(below != 0, above / below, np.nan)
+        return np.where(np.asarray(below) != 0, np.divide(above, below), np.nan)
 
 
 def _bootstrap(data: tuple[np.ndarray, ...], statistic: object, seed: int) -> Estimate:

@@ -42,17 +42,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two tasks of 300 tokens, two samples each: to see that it runs")
     parser.add_argument("--aware", action="store_true", help="let policies see the question")
     parser.add_argument("--samples", type=int, default=20, help="samples of each task")
+    parser.add_argument("--task", default=",".join(TASKS), help="tasks, separated by commas")
     parser.add_argument("--out", type=Path, help="keep the run here, and go on from it")
-    parser.add_argument("--read", type=Path, help="print what a samples.parquet holds, and run nothing")
+    parser.add_argument("--read", type=Path, nargs="+", help="print what samples.parquet of runs hold, and run nothing")
     return parser.parse_args()
 
 
 def measured(options: argparse.Namespace) -> pd.DataFrame:
     if options.read is not None:
-        return SAMPLES.read(options.read)
+        parts = [SAMPLES.read(path) for path in options.read]
+        return SAMPLES.checked(pd.concat(parts, ignore_index=True))
     quick = options.quick
     grid = Grid(
-        tasks=TASKS[:1] + TASKS[-1:] if quick else TASKS,
+        tasks=TASKS[:1] + TASKS[-1:] if quick else tuple(options.task.split(",")),
         lengths=(300,) if quick else (1024,),
         samples=2 if quick else options.samples,
         aware=options.aware,

@@ -4,6 +4,8 @@ import itertools
 
 import pandas as pd
 
+from analysis.schema import FULL, SAMPLES
+
 BUDGETS = (0.1, 0.2)
 
 
@@ -54,3 +56,23 @@ def runs() -> pd.DataFrame:
             rows.append((context, policy, budget, 100, kl, 0.9, int(100 * budget), int(1000 * budget)))
     columns = ["context", "policy", "budget", "tokens", "kl", "agreement", "entries_kept", "bytes"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def samples(score, *, perturbation=None):
+    """A made-up table: two policies at two budgets, ten samples, whose score is `score(policy, budget, sample)`."""
+    made = []
+    for sample in range(10):
+        for policy, budget in ((FULL, 1.0), ("snapkv", 0.2), ("snapkv", 0.4), ("fisher", 0.2), ("fisher", 0.4)):
+            value, whole = score(policy, budget, sample), score(FULL, 1.0, sample)
+            lost = 0.0 if policy == FULL else perturbation(policy, budget, sample) if perturbation else 1.0
+            made.append(
+                {
+                    "model": "m", "source": "vt", "task": "vt", "length": 100, "seed": 0, "sample": sample, "question": "unseen",
+                    "policy": policy, "budget": budget, "depth": None, "tokens": 90, "prediction": "", "answer": "a",
+                    "score": value, "full_score": whole, "flipped": int(whole >= 0.5 > value), "kl": lost, "agreement": 1 - lost / 10,
+                    "log_likelihood": -1.0, "judged_tokens": 4, "perturbation": lost, "theta": 4 * lost, "retained_mass": 1.0,
+                    "retained_share": 1.0, "relative_perturbation": lost, "entries_kept": 20.0, "bytes": int(100 * budget),
+                    "full_bytes": 100, "cell": f"{policy}{budget}{sample}",
+                }
+            )  # fmt: skip
+    return SAMPLES.checked(pd.DataFrame(made).astype({"depth": float}))

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 from analysis.errors import InputError
 from analysis.experiments.contexts import Text, texts
 from analysis.settings import ValidationSettings
-from analysis.tasks.needle import ANSWERED, CITIES, STATED, WORDS
+from analysis.tasks.needle import CITIES
 from eviction.cache.owner import owner
 from eviction.head_scores import HeadScores, Measure, copied, needle_mass
 from hooks.capture import capture
@@ -21,8 +21,22 @@ from hooks.records import LayerRecord
 from hooks.reference import LoadedModel
 from perturbation.weights import attention_weights
 
-NEEDLE = f"\n\n{STATED}\n\n"
-QUESTION = f"\n\nQuestion: What is the code word of the city of {{city}}?\nAnswer: {ANSWERED}"
+WORDS = (
+    "amber",
+    "falcon",
+    "river",
+    "copper",
+    "lantern",
+    "meadow",
+    "orchid",
+    "granite",
+    "harbor",
+    "violet",
+    "thunder",
+    "willow",
+)
+NEEDLE = "\n\nThe code word of the city of {city} is {answer}.\n\n"
+QUESTION = "\n\nQuestion: What is the code word of the city of {city}?\nAnswer: The code word of the city of {city} is"
 
 
 @dataclass(frozen=True)

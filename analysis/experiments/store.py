@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from analysis.errors import InputError
 
@@ -58,7 +58,7 @@ class Store:
         except sqlite3.Error as error:
             raise InputError(f"{path} cannot be used: {error}") from error
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

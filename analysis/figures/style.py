@@ -1,6 +1,6 @@
 """How all figures look: one palette, one font size, the model's name under each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import matplotlib
@@ -13,6 +13,22 @@ from analysis.schema import POLICIES
 # from seaborn's colourblind palette; attention-only is always blue, two-stage always orange
 PALETTE = {"attention-only": "#0173b2", "two-stage": "#de8f05"}
 NAMES = POLICIES
+POLICY_COLOURS = {
+    "full": "#4d4d4d",
+    "snapkv": "#0173b2",
+    "snapkv+two-stage": "#de8f05",
+    "adakv+two-stage": "#029e73",
+    "fisher": "#d55e00",
+    "adakv": "#56b4e9",
+    "headkv+two-stage": "#cc78bc",
+    "start-recent": "#ca9161",
+    "random": "#949494",
+}
+"""One colour per policy in every figure, from seaborn's colourblind palette."""
+OTHERS = ("#fbafe4", "#ece133", "#7f3b08", "#542788", "#35978f", "#80cdc1")
+"""For policies without a colour of their own, by the order of their names."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+"""By the order of the policies in a figure, so that they are told apart in grey too."""
 QUERY_TITLES = {"window": "window queries", "first": "first decoded token", "later": "later tokens"}
 
 
@@ -34,6 +50,23 @@ def style() -> Iterator[None]:
 def axes(ax: Axes | None) -> Axes:
     """`ax`, or a new one on a figure of its own, outside pyplot's global state."""
     return ax if ax is not None else Figure(figsize=(6, 4), layout="constrained").subplots()
+
+
+def policy_colours(policies: Iterable[str]) -> dict[str, str]:
+    """The colour of each policy."""
+    names = list(dict.fromkeys(policies))
+    others = sorted(name for name in names if name not in POLICY_COLOURS)
+    return {name: POLICY_COLOURS.get(name) or OTHERS[others.index(name) % len(OTHERS)] for name in names}
+
+
+def beside(ax: Axes) -> None:
+    """The legend of policies beside `ax`, where it hides nothing."""
+    ax.legend(title="policy", fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+
+
+def cache_size(budget: float) -> str:
+    """0.05 as "5 %", 512 as "512 entries"."""
+    return percent(budget) if budget <= 1 else f"{budget:g} entries"
 
 
 def percent(value: float) -> str:

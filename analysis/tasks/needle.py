@@ -7,24 +7,11 @@ from analysis.errors import InputError
 from analysis.tasks.asked import Asked
 from analysis.tasks.fitting import Build, Draft
 from analysis.tasks.haystack import run, sentences
+from analysis.tasks.words import drawn
 
 CITIES = ("Lisbon", "Oslo", "Quito", "Hanoi", "Cairo", "Lima", "Vienna", "Nairobi", "Dublin", "Riga", "Porto", "Bergen")
-WORDS = (
-    "amber",
-    "falcon",
-    "river",
-    "copper",
-    "lantern",
-    "meadow",
-    "orchid",
-    "granite",
-    "harbor",
-    "violet",
-    "thunder",
-    "willow",
-)
-STATED = "The code word of the city of {city} is {answer}."
-ANSWERED = "The code word of the city of {city} is"
+STATED = "The pass number of the city of {city} is {answer}."
+ANSWERED = "The pass number of the city of {city} is"
 LEAST = 40
 MAX_NEW_TOKENS = 24
 
@@ -38,7 +25,7 @@ def needle(asked: Asked, random_: random.Random, number: int) -> tuple[Build, in
     if asked.depths < 1:
         raise InputError(f"--depths must be at least 1, not {asked.depths}")
     depth = (number % asked.depths) / (asked.depths - 1) if asked.depths > 1 else 0.5
-    city, answer = random_.choice(CITIES), " ".join(random_.sample(WORDS, 4))
+    city, answer = random_.choice(CITIES), drawn("numbers", random_)
     start = random_.randrange(len(asked.haystack))
 
     def build(units: int, words: int) -> Draft:
@@ -50,7 +37,7 @@ def needle(asked: Asked, random_: random.Random, number: int) -> tuple[Build, in
         parts.insert(place, STATED.format(city=city, answer=answer))
         return Draft(
             " ".join(parts) + "\n\n",
-            f"What is the code word of the city of {city}?",
+            f"What is the pass number of the city of {city}?",
             " " + ANSWERED.format(city=city),
             (answer,),
             depth,

@@ -5,8 +5,21 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.figures import bound_tightness, drift, gallery, head_map, layer_perturbation, retained_mass, win_rate
+from analysis.figures import (
+    bound_tightness,
+    drift,
+    gallery,
+    head_map,
+    layer_perturbation,
+    needle_map,
+    retained_mass,
+    score_by_budget,
+    score_by_perturbation,
+    win_rate,
+)
 from analysis.figures.gallery import middle_budget
+from analysis.figures.style import policy_colours
+from analysis.statistics import proportion
 
 
 def test_head_map_holds_the_mean_change_of_each_head():
@@ -77,3 +90,59 @@ def test_every_picture_is_saved_twice_names_the_model_and_is_the_same_each_time(
 def test_figures_of_one_budget_take_the_one_nearest_to_the_papers():
     assert middle_budget([0.05, 0.1, 0.2, 0.4]) == 0.2
     assert middle_budget([0.1, 0.5]) == 0.1
+
+
+def needle_rows():
+    frame = rows.samples(lambda policy, budget, sample: float(policy == "full" or sample % 2))
+    return frame.assign(
+        depth=[(sample % 3) / 2 for sample in frame["sample"]], length=[512 + 512 * (sample > 4) for sample in frame["sample"]]
+    )
+
+
+def test_needle_map_holds_the_mean_score_of_each_depth_and_length():
+    frame = needle_rows()
+    ax = needle_map(frame, policy="snapkv", budget=0.2)
+    drawn = np.asarray(ax.collections[0].get_array()).reshape(3, 2)
+    chosen = frame[(frame["policy"] == "snapkv") & (frame["budget"] == 0.2)]
+    for row, depth in enumerate((0, 0.5, 1)):
+        for column, length in enumerate((512, 1024)):
+            cell = chosen[(chosen["depth"] == depth) & (chosen["length"] == length)]
+            assert drawn[row, column] == cell["score"].mean()
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0 %", "50 %", "100 %"]
+    assert ax.get_title() == "snapkv, 20 % cache: 50 %"
+    with pytest.raises(ValueError, match="no row of h2o at 20 % has a depth"):
+        needle_map(frame, policy="h2o", budget=0.2)
+
+
+def test_score_by_budget_draws_means_with_their_intervals():
+    frame = needle_rows()
+    ax = score_by_budget(frame, source="vt")
+    by = {container.get_label(): container for container in ax.containers}
+    assert set(by) == {"snapkv", "fisher"}
+    for policy, container in by.items():
+        line, _, (bars,) = container
+        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [0.5, 0.5])
+        low, high = bars.get_segments()[0][:, 1]
+        assert (low, high) == pytest.approx(proportion(5, 10)[1:]), policy
+    assert ax.lines[0].get_ydata()[0] == 1
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["20 %", "40 %"]
+    with pytest.raises(ValueError, match="no row of the full cache for the task cwe"):
+        score_by_budget(frame, source="cwe")
+
+
+def test_score_by_perturbation_draws_a_point_for_each_task_policy_and_budget():
+    frame = needle_rows()
+    ax = score_by_perturbation(frame, by="kl")
+    points = np.concatenate([np.asarray(part.get_offsets()) for part in ax.collections])
+    np.testing.assert_allclose(points, [[1.0, -0.5]] * 4)
+    assert ax.get_xscale() == "log"
+    with pytest.raises(ValueError, match="'depth' is none of perturbation"):
+        score_by_perturbation(frame, by="depth")
+    with pytest.raises(ValueError, match="no evicted row has a value of theta"):
+        score_by_perturbation(frame.assign(theta=np.nan), by="theta")
+
+
+def test_a_policy_has_one_colour_in_every_figure():
+    few, many = policy_colours(["snapkv", "fisher"]), policy_colours(["random", "fisher", "h2o", "snapkv", "tova", "full"])
+    assert few.items() <= many.items()
+    assert len(set(many.values())) == 6

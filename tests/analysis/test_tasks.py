@@ -1,4 +1,4 @@
-"""Every task: the same samples from the same seed, as long as asked, answers where they should be, and scores of 1 for the truth and 0 for nothing."""
+"""Every task: the same samples from the same seed, as long as asked, answers in their place; the truth scores 1 and nothing 0."""
 
 import json
 import re
@@ -162,7 +162,7 @@ def test_frequent_words_fall_with_their_rank(seed, length):
 
 
 def test_the_needle_goes_through_the_depths():
-    found = make("needle", Asked(10, 1200, counted("reference"), depths=5))
+    found = make("needle", Asked(10, 4000, counted("reference"), depths=5))
     assert [one.depth for one in found] == [0, 0.25, 0.5, 0.75, 1] * 2
     for one in found:
         text = one.context
@@ -237,20 +237,21 @@ class TestReading:
             make("qa_1", Asked(1, 2000, counted("reference"), data=written(tmp_path / "b.jsonl", rows)))
 
 
-class TestTables:
-    ROW = {
-        "context": "A text.",
-        "question": "What?",
-        "answer_prefix": "",
-        "answer": ["text"],
-        "task": "mine",
-        "max_new_tokens": 4,
-    }
+ROW = {
+    "context": "A text.",
+    "question": "What?",
+    "answer_prefix": "",
+    "answer": ["text"],
+    "task": "mine",
+    "max_new_tokens": 4,
+}
 
+
+class TestTables:
     @pytest.mark.parametrize("end", ["jsonl", "json", "parquet"])
     def test_a_file_of_rows_is_a_task(self, tmp_path, end):
         path = tmp_path / f"rows.{end}"
-        frame = pd.DataFrame([{**self.ROW, "context": f"Text {number}."} for number in range(5)])
+        frame = pd.DataFrame([{**ROW, "context": f"Text {number}."} for number in range(5)])
         if end == "parquet":
             frame.to_parquet(path)
         else:
@@ -281,7 +282,7 @@ class TestTables:
     def test_a_folder_of_a_data_set_is_a_task(self, tmp_path):
         folder = tmp_path / "mine"
         folder.mkdir()
-        pd.DataFrame([self.ROW]).to_parquet(folder / "test.parquet")
+        pd.DataFrame([ROW]).to_parquet(folder / "test.parquet")
         assert make(f"{folder}@test", Asked(1, 0, len))[0].context == "A text."
         assert make(str(folder), Asked(1, 0, len))[0].context == "A text."
 
@@ -304,17 +305,17 @@ class TestTables:
     )
     def test_a_row_that_is_none_is_refused_by_its_number(self, change, message):
         with pytest.raises(InputError, match=message):
-            samples(pd.DataFrame([{**self.ROW, **change}], dtype=object))
+            samples(pd.DataFrame([{**ROW, **change}], dtype=object))
 
     def test_missing_columns_are_named(self):
-        frame = pd.DataFrame([self.ROW]).drop(columns=["answer", "task"])
-        with pytest.raises(InputError, match="rows.jsonl has no column answer, task; a task needs context, question"):
+        frame = pd.DataFrame([ROW]).drop(columns=["answer", "task"])
+        with pytest.raises(InputError, match=r"rows\.jsonl has no column answer, task; a task needs context, question"):
             samples(frame, "rows.jsonl")
         with pytest.raises(InputError, match="has no row"):
-            samples(pd.DataFrame(columns=list(self.ROW)))
+            samples(pd.DataFrame(columns=list(ROW)))
 
     def test_a_question_may_be_missing_and_answers_may_be_one(self):
-        (found,) = samples(pd.DataFrame([{**self.ROW, "question": None, "answer": "text"}]))
+        (found,) = samples(pd.DataFrame([{**ROW, "question": None, "answer": "text"}]))
         assert (found.question, found.answer) == ("", ("text",))
 
     def test_what_cannot_be_read_is_told(self, tmp_path):
@@ -379,7 +380,7 @@ class TestNames:
     def test_a_function_of_ones_own_is_a_task(self):
         @register("mine", metric="exact")
         def mine(asked):
-            return pd.DataFrame([{**TestTables.ROW, "context": f"{asked.length} {number}"} for number in range(asked.samples)])
+            return pd.DataFrame([{**ROW, "context": f"{asked.length} {number}"} for number in range(asked.samples)])
 
         try:
             assert [one.context for one in make("mine", Asked(2, 7, len))] == ["7 0", "7 1"]
