@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import difflib
+import json
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ class Grid:
         haystack: a text file that needles are hidden in.
         judge: queries of each answer whose attention outputs are compared.
         device, dtype: of the models.
+        device_map: how a model that is too large for one device is laid over several ("auto"); in place of `device`.
 
     Raises:
         InputError: a setting is outside its range.
@@ -57,10 +60,19 @@ class Grid:
     judge: int = 8
     device: str = "cpu"
     dtype: str = "float32"
+    device_map: str | None = None
 
     def __post_init__(self) -> None:
         for name, option in (("models", "--model"), ("tasks", "--task"), ("lengths", "--context-length"), ("seeds", "--seed")):
             _listed(option, getattr(self, name))
+        for name in ("models", "tasks", "policies"):
+            for value in getattr(self, name):
+                if not isinstance(value, str) or not value.strip():
+                    raise InputError(f"{name} are named by texts, not {value!r}")
+        for name in ("lengths", "seeds", "budgets"):
+            for value in getattr(self, name):
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise InputError(f"{name} are numbers, not {value!r}")
         for name, option in (("policies", "--policies"), ("budgets", "--budgets")):
             if getattr(self, name):
                 _listed(option, getattr(self, name))
@@ -76,8 +88,6 @@ class Grid:
                 if isinstance(value, bool) or not isinstance(value, int) or value < least:
                     raise InputError(f"{option} must be a whole number of at least {least}, not {value!r}")
         for budget in self.budgets:
-            if isinstance(budget, bool) or not isinstance(budget, int | float):
-                raise InputError(f"a budget is a number, not {budget!r}")
             if not (0 < budget <= 1 if isinstance(budget, float) else budget >= 2):
                 raise InputError(
                     f"a budget is a share of the cache in (0, 1], such as 0.2, or at least 2 entries, such as 512; not {budget!r}"
@@ -168,3 +178,40 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     """What a mistyped name may have been, as the end of a message."""
     near = difflib.get_close_matches(name, known, 3, 0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+
+
+def from_toml(path: Path, **changes: Any) -> Grid:
+    """A grid from a TOML file whose keys are those of `Grid`; `changes` that are not None take the place of what it says.
+
+    Raises:
+        InputError: the file cannot be read, is no TOML, has a key that is none, or a value of another type.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is no TOML: {error}") from error
+    known = {item.name: item for item in dataclasses.fields(Grid)}
+    for name, value in values.items():
+        if name not in known:
+            raise InputError(f"{path}: there is no setting {name!r}; {nearest(name, tuple(known))}")
+        kind = str(known[name].type)
+        if kind.startswith("tuple"):
+            if not isinstance(value, list):
+                raise InputError(f"{path}: {name} is a list, such as {json.dumps(getattr(Grid, name))}; not {value!r}")
+            values[name] = tuple(value)
+        elif kind.startswith("bool") and not isinstance(value, bool):
+            raise InputError(f"{path}: {name} is true or false, not {value!r}")
+        elif ("str" in kind or "Path" in kind) and not isinstance(value, str):
+            raise InputError(f"{path}: {name} is a text, not {value!r}")
+    return made(**{**values, **{name: value for name, value in changes.items() if value is not None}})
+
+
+def made(**values: Any) -> Grid:
+    """A grid of those settings that are not None."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if "haystack" in given:
+        given["haystack"] = Path(given["haystack"])
+    return Grid(**given)

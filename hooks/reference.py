@@ -52,6 +52,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     attention: str | None = None,
+    device_map: str | None = None,
 ) -> LoadedModel:
     """The reference model, or any causal language model that `from_pretrained` takes, in evaluation mode.
 
@@ -61,18 +62,22 @@ def load(
         dtype: the dtype of the weights; float32 by default, since a perturbation is a small difference.
         attention: the attention implementation, such as "sdpa" or "eager"; None leaves the choice to transformers, which takes
             sdpa where the family supports it.
+        device_map: lay the weights over several devices, as accelerate does ("auto"); `device` is not looked at then.
 
     Raises:
         ModelUnavailable: the model cannot be had here; the message names the command that mends it.
     """
     reference = name == REFERENCE
     source = str(reference_folder()) if reference else name
-    asked = {} if attention is None else {"attn_implementation": attention}
+    given = {"attn_implementation": attention, "device_map": device_map}
+    asked = {key: value for key, value in given.items() if value is not None}
     with _explained(name):
         tokenizer = AutoTokenizer.from_pretrained(source)
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **asked)
     note = "weights stored as Q4_1, dequantised" if reference else str(dtype).removeprefix("torch.")
-    return LoadedModel(model.to(device).eval(), tokenizer, REFERENCE if reference else name, note)
+    if device_map is None:
+        model = model.to(device)
+    return LoadedModel(model.eval(), tokenizer, REFERENCE if reference else name, note)
 
 
 def load_tokenizer(name: str = REFERENCE) -> tuple[Any, Any]:

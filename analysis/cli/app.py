@@ -12,6 +12,7 @@ from analysis.cli.head_scores import head_scores
 from analysis.cli.leave_one_out import leave_one_out
 from analysis.cli.models import models
 from analysis.cli.policies import explain, policies
+from analysis.cli.sweep import compare, merge, status, sweep
 from analysis.cli.validate import validate
 from analysis.errors import InputError
 
@@ -24,6 +25,10 @@ app = typer.Typer(
 )
 app.command()(validate)
 app.command()(evaluate)
+app.command()(sweep)
+app.command()(status)
+app.command()(compare)
+app.command()(merge)
 app.command()(models)
 app.command()(policies)
 app.command()(explain)

@@ -11,57 +11,39 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from analysis.cli import options
 from analysis.cli.progress import progress_bar
 from analysis.errors import InputError
-from analysis.grid import POLICIES, Grid, budgets, parted, whole_numbers
+from analysis.grid import POLICIES, Grid, budgets, made, parted, whole_numbers
 from analysis.schema import FULL
-from analysis.settings import DTYPES, REFERENCE
+from analysis.settings import REFERENCE
+
+DEFAULT = ",".join(POLICIES)
 
 if TYPE_CHECKING:
+    from analysis.experiments.engines import Engine
     from analysis.experiments.evaluate import Evaluation
 
 
 def evaluate(
-    task: Annotated[
-        str,
-        typer.Option(
-            help="Tasks, separated by commas: RULER's (niah_single_1, vt, …; ruler-offline are the eleven that need no data), needle, "
-            "fidelity, LongBench's (qasper, …; longbench are all), a file of rows (mine.jsonl), a data set (owner/name:config@split)."
-        ),
-    ] = "niah_single_1",
+    task: options.Task = "niah_single_1",
     model: Annotated[str, typer.Option(help="A Hugging Face id, a folder, or the reference model.")] = REFERENCE,
-    context_length: Annotated[str, typer.Option(help="Tokens of the prompt, one length or several.")] = "1024",
-    samples: Annotated[int, typer.Option(help="Samples of each task and length.")] = 10,
-    policies: Annotated[
-        str, typer.Option(help="What is compared, separated by commas; parameters go behind a colon (snapkv:pooling=none).")
-    ] = ",".join(POLICIES),
-    budget: Annotated[
-        str, typer.Option("--budgets", help="Shares of the context's entries (0.2), or entries per KV head (512).")
-    ] = "0.1,0.2,0.4",
-    aware: Annotated[
-        bool, typer.Option("--query-aware", help="Let policies see the question; else the context is compressed before.")
-    ] = False,
-    data: Annotated[
-        str | None, typer.Option(help="What qa_1, qa_2 and LongBench's tasks read: a file, or a data set on the hub.")
-    ] = None,
-    haystack: Annotated[
-        Path | None, typer.Option(help="A text file to hide needles in; default: Python's documentation.")
-    ] = None,
-    depths: Annotated[int, typer.Option(help="Places of the needle in the task needle, from the start to the end.")] = 5,
-    metric: Annotated[
-        str | None, typer.Option(help="Score answers so, whatever the task: all, part, exact, f1, rouge-l, …")
-    ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, in place of the task's own.")] = None,
-    judge: Annotated[
-        int, typer.Option(help="Queries of each answer whose attention outputs are compared exactly; 0 for none.")
-    ] = 8,
-    raw: Annotated[bool, typer.Option("--raw", help="Give prompts as they are, without the model's chat template.")] = False,
-    use: Annotated[
-        Path | None, typer.Option("--import", help="A Python file of yours that registers tasks or policies; it is run.")
-    ] = None,
-    seed: Annotated[str, typer.Option(help="Of what is drawn, one or several.")] = "0",
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = "cpu",
-    dtype: Annotated[str, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")] = "float32",
+    context_length: options.Lengths = "1024",
+    samples: options.Samples = 10,
+    policies: options.Policies = DEFAULT,
+    budget: options.Budgets = "0.1,0.2,0.4",
+    aware: options.Aware = False,
+    data: options.Data = None,
+    haystack: options.Haystack = None,
+    depths: options.Depths = 5,
+    metric: options.Metric = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    judge: options.Judge = 8,
+    raw: options.Raw = False,
+    use: options.Use = None,
+    seed: options.Seeds = "0",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
     out: Annotated[Path, typer.Option(help="The run's folder; the same command goes on where it was stopped.")] = Path(
         "runs/evaluation"
     ),
@@ -74,14 +56,10 @@ def evaluate(
     """
     if use is not None:
         imported(use)
-    grid = Grid(
+    grid = made(
         models=(model,),
-        tasks=parted(task, "--task"),
-        lengths=whole_numbers(context_length, "--context-length"),
-        policies=parted(policies, "--policies"),
-        budgets=budgets(budget),
+        **asked(task, context_length, policies, budget, seed),
         samples=samples,
-        seeds=whole_numbers(seed, "--seed"),
         aware=aware,
         raw=raw,
         max_new_tokens=max_new_tokens,
@@ -93,26 +71,49 @@ def evaluate(
         device=device,
         dtype=dtype,
     )
+    run(grid, out)
+
+
+def asked(
+    task: str | None, lengths: str | None, policies: str | None, budget: str | None, seed: str | None
+) -> dict[str, tuple[Any, ...] | None]:
+    """What options that are lists say, as `Grid` takes it.
+
+    Raises:
+        InputError: one says nothing, or no numbers.
+    """
+    return {
+        "tasks": None if task is None else parted(task, "--task"),
+        "lengths": None if lengths is None else whole_numbers(lengths, "--context-length"),
+        "policies": None if policies is None else parted(policies, "--policies"),
+        "budgets": None if budget is None else budgets(budget),
+        "seeds": None if seed is None else whole_numbers(seed, "--seed"),
+    }
+
+
+def run(grid: Grid, out: Path, engine: "Engine | None" = None) -> None:
+    """Evaluate a grid under a progress bar, and print its tables; exit code 1 where cells could not be computed, 130 where it was stopped."""
     from transformers.utils import logging
 
-    from analysis.experiments.evaluate import evaluate as run
+    from analysis.experiments.evaluate import evaluate
 
     logging.disable_progress_bar()
     console = Console(stderr=True)
-    with progress_bar(console) as progress:
+    with progress_bar(console, remaining=True) as progress:
         bar = progress.add_task("tasks", total=None)
         try:
-            found = run(
+            found = evaluate(
                 grid,
                 out,
+                engine=engine,
                 command=["criticalkv", *sys.argv[1:]],
                 report=lambda done, total, what: progress.update(bar, completed=done, total=total, description=what or "tasks"),
             )
         except KeyboardInterrupt:
             progress.stop()
-            console.print(f"stopped; the same command goes on with --out {out}", style="dim", markup=False)
+            console.print(f"stopped; what is done is kept in {out}, and the same command goes on", style="dim", markup=False)
             raise typer.Exit(130) from None
-    _print(found)
+    show(found)
     if found.failures:
         console.print(f"[bold red]{len(found.failures)} cells could not be computed:[/]")
         for reason in dict.fromkeys(found.failures.values()):
@@ -140,17 +141,15 @@ def imported(path: Path) -> None:
         raise InputError(f"--import {path} raised {type(error).__name__}: {error}") from error
 
 
-def _print(found: "Evaluation") -> None:
+def show(found: "Evaluation") -> None:
+    """Print the scores, a table for each model, task and length."""
     console = Console()
     for _, part in found.scores.groupby(["model", "source", "length", "question"], sort=False):
         rows = part.to_dict("records")
         first = rows[0]
         length = f", {first['length']} tokens" if first["length"] else ""
-        console.print(
-            _table(
-                f"{first['model']}: {first['source']}{length}, question {first['question']}, {first['samples']} samples", rows
-            )
-        )
+        title = f"{first['model']}: {first['source']}{length}, question {first['question']}, {first['samples']} samples"
+        console.print(_table(title, rows))
     console.print(
         "score with its 95 % interval; flipped: right answers of the full cache that turned wrong", style="dim", markup=False
     )

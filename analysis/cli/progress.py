@@ -1,10 +1,21 @@
 """The progress bar that every long command shows."""
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
-def progress_bar(console: Console) -> Progress:
-    """What is being done, a bar, steps done of all, and the time; gone when the work is."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def progress_bar(console: Console, *, remaining: bool = False) -> Progress:
+    """What is being done, a bar, steps done of all, and the time, with `remaining` what is left of it too; gone when the work is."""
+    columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
+    columns.append(TimeElapsedColumn())
+    if remaining:
+        columns += [TextColumn("left:"), TimeRemainingColumn()]
     return Progress(*columns, console=console, transient=True)

@@ -2,20 +2,23 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.experiments.run import available, load_model, provenance
+from analysis.experiments.engines import Engine, Job, Local
+from analysis.experiments.run import available, provenance
 from analysis.experiments.store import Store
-from analysis.experiments.study import Group, check, compute, plan
+from analysis.experiments.study import Group, check, plan
 from analysis.grid import Grid
-from analysis.schema import SAMPLES, SCORES, Table
+from analysis.schema import SAMPLES, SCORES
 from analysis.scores import scores
-from analysis.settings import ValidationSettings
 from hooks.reference import LoadedModel, load_tokenizer
 
 Reporter = Callable[[int, int, str], None]
@@ -37,6 +40,7 @@ def evaluate(
     out: Path,
     *,
     loaded: Mapping[str, LoadedModel] | None = None,
+    engine: Engine | None = None,
     command: Sequence[str] = (),
     report: Reporter = lambda done, total, what: None,
 ) -> Evaluation:
@@ -49,6 +53,7 @@ def evaluate(
         grid: what is asked for.
         out: a folder; new, empty, or an evaluation's.
         loaded: models that are there already, by the names that the grid has.
+        engine: where cells are computed; None: in this process.
         command: what the user typed, for `run.json`.
         report: called as cells are done.
 
@@ -57,36 +62,39 @@ def evaluate(
         ModelUnavailable: a model cannot be loaded here.
     """
     check(grid)
-    available(grid.device)
+    if grid.device_map is None and engine is None:
+        available(grid.device)
     loaded = dict(loaded or {})
-    planned = {model: _planned(grid, model, loaded.get(model)) for model in grid.models}
-    total = sum(len(group.cells) for groups in planned.values() for group in groups)
+    engine = engine or Local(loaded)
+    groups = [group for model in grid.models for group in _planned(grid, model, loaded.get(model))]
+    total = sum(len(group.cells) for group in groups)
     with Store(out) as store:
-        store.note(f"grid {len(store.notes('grid'))}", {**grid.as_dict(), **provenance(command)})
         done = store.done()
-        count = sum(cell.id in done for groups in planned.values() for group in groups for cell in group.cells)
+        lacking = [Job(group, frozenset(cell.id for cell in group.cells) - done) for group in groups]
+        jobs = [job for job in lacking if job.wanted]
+        count = total - sum(len(job.wanted) for job in jobs)
+        about = {**grid.as_dict(), **provenance(command)}
+        store.note(f"grid {len(store.notes('grid '))}", about)
+        under_way = {"total": total, "cells": [cell.id for group in groups for cell in group.cells]}
+        store.note("asked", under_way)
+
+        began = time.time()
+
+        def begins(what: str) -> None:
+            store.note("now", {"what": what, "began": began})
+            report(count, total, what)
+
         report(count, total, "")
         failed: dict[str, str] = {}
-        for model, groups in planned.items():
-            todo = [group for group in groups if any(cell.id not in done for cell in group.cells)]
-            if not todo:
-                continue
-            if model not in loaded:
-                report(count, total, f"loading {model}")
-                loaded[model] = load_model(ValidationSettings(model=model, device=grid.device, dtype=grid.dtype))
-            for group in todo:
-                wanted = {cell.id for cell in group.cells} - done
-                report(count, total, group.name)
-                for cell, found in compute(loaded[model], grid, group, wanted):
-                    if isinstance(found, Exception):
-                        failed[cell] = f"{type(found).__name__}: {found}"
-                        store.fail(cell, failed[cell])
-                    else:
-                        store.put(cell, found)
-                    count += 1
-                    report(count, total, group.name)
-            del loaded[model]  # one model at a time
-        return _published(store, [group for groups in planned.values() for group in groups], failed, grid, command)
+        for group, cell, found in engine.run(grid, jobs, begins):
+            if isinstance(found, str):
+                failed[cell] = found
+                store.fail(cell, found)
+            else:
+                store.put(cell, found)
+            count += 1
+            report(count, total, group.name)
+        return _published(store, groups, failed, grid, command)
 
 
 def _planned(grid: Grid, model: str, loaded: LoadedModel | None) -> list[Group]:
@@ -107,26 +115,34 @@ def _published(
         reasons = "; ".join(dict.fromkeys(failed.values()))
         raise InputError(f"no cell could be computed: {reasons}")
     samples = SAMPLES.checked(pd.DataFrame(rows))
-    found = scores(samples)
     about = {"settings": grid.as_dict(), "provenance": provenance(command), "failures": dict(failed)}
+    return Evaluation(samples, publish(store.folder, samples, about), failed, store.folder)
+
+
+def publish(folder: Path, samples: pd.DataFrame, about: Mapping[str, Any]) -> pd.DataFrame:
+    """Write `samples.parquet`, `scores.parquet` (which is returned) and `run.json`, each whole or as it was.
+
+    Raises:
+        InputError: the folder does not take them; the rows are kept.
+    """
+    found = scores(samples)
     try:
         for table, frame in ((SAMPLES, samples), (SCORES, found)):
-            _replaced(store.folder / table.file, table, frame)
-        aside = store.folder / ".run.json"
-        aside.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        aside.replace(store.folder / "run.json")
+            with _aside(folder / table.file) as path:
+                table.write(frame, path, {})
+        with _aside(folder / "run.json") as path:
+            path.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"the tables cannot be written to {store.folder}: {error.strerror or error}; the rows are kept"
-        ) from error
-    return Evaluation(samples, found, failed, store.folder)
+        raise InputError(f"the tables cannot be written to {folder}: {error.strerror or error}; the rows are kept") from error
+    return found
 
 
-def _replaced(path: Path, table: Table, frame: pd.DataFrame) -> None:
-    """The file whole or as it was."""
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `path` when that went well."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        table.write(frame, aside, {})
+        yield aside
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

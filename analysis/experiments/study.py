@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -111,11 +111,11 @@ def plan(grid: Grid, model: str, tokenizer: Any, limit: int | None) -> list[Grou
 
 
 def compute(
-    loaded: LoadedModel, grid: Grid, group: Group, wanted: set[str]
-) -> Iterator[tuple[str, dict[str, Any] | Exception]]:
+    loaded: LoadedModel, chosen: Mapping[str, Policy], judge: int, group: Group, wanted: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """The rows of a group's wanted cells, or why there is none; a cell's row does not depend on which others are wanted.
 
-    A cell that fails is tried once more.
+    A cell that fails is tried once more. `chosen` are all of the grid's policies, whatever is wanted.
     """
     cells = [one for one in group.cells if one.id in wanted]
     if not cells:
@@ -124,17 +124,17 @@ def compute(
         answering = Answering(
             loaded,
             group.prompts[cells[0].prompt].context,
-            policies(grid),
+            chosen,
             list(dict.fromkeys(one.cell for one in cells)),
-            judge=grid.judge,
+            judge=judge,
         )
     except Exception as error:
         for one in cells:
-            yield one.id, error
+            yield one.id, told(error)
         return
     for one in cells:
         prompt, keys = group.prompts[one.prompt], group.keys[one.prompt]
-        found: dict[str, Any] | Exception
+        found: dict[str, Any] | str
         for _ in range(2):
             try:
                 found = {
@@ -145,8 +145,14 @@ def compute(
                 }
                 break
             except Exception as error:
-                found = error
+                found = told(error)
         yield one.id, found
+
+
+def told(error: Exception) -> str:
+    """An error in a line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"
 
 
 def _drawn(grid: Grid, name: str, length: int, seed: int, tokenizer: Any) -> list[tuple[Prompt, str]]:

@@ -1,0 +1,44 @@
+"""Options that several commands have, said once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from analysis.settings import DTYPES
+
+TASK = typer.Option(
+    help="Tasks, separated by commas: RULER's (niah_single_1, vt, …; ruler-offline are the eleven that need no data), needle, fidelity, "
+    "LongBench's (qasper, …; longbench are all), a file of rows (mine.jsonl), a data set (owner/name:config@split)."
+)
+Task = Annotated[str | None, TASK]
+Lengths = Annotated[str | None, typer.Option("--context-length", help="Tokens of the prompt, one length or several.")]
+Samples = Annotated[int | None, typer.Option(help="Samples of each task and length.")]
+Policies = Annotated[
+    str | None,
+    typer.Option(help="What is compared, separated by commas; parameters go behind a colon (snapkv:pooling=none)."),
+]
+Budgets = Annotated[
+    str | None, typer.Option("--budgets", help="Shares of the context's entries (0.2), or entries per KV head (512).")
+]
+Aware = Annotated[
+    bool | None,
+    typer.Option(
+        "--query-aware/--query-agnostic", help="Whether policies see the question; else the context is compressed before."
+    ),
+]
+Data = Annotated[str | None, typer.Option(help="What qa_1, qa_2 and LongBench's tasks read: a file, or a data set on the hub.")]
+Haystack = Annotated[Path | None, typer.Option(help="A text file to hide needles in; default: Python's documentation.")]
+Depths = Annotated[int | None, typer.Option(help="Places of the needle in the task needle, from the start to the end.")]
+Metric = Annotated[str | None, typer.Option(help="Score answers so, whatever the task: all, part, exact, f1, rouge-l, …")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens of an answer, in place of the task's own.")]
+Judge = Annotated[
+    int | None, typer.Option(help="Queries of each answer whose attention outputs are compared exactly; 0 for none.")
+]
+Raw = Annotated[bool | None, typer.Option("--raw", help="Give prompts as they are, without the model's chat template.")]
+Use = Annotated[
+    Path | None, typer.Option("--import", help="A Python file of yours that registers tasks or policies; it is run.")
+]
+Seeds = Annotated[str | None, typer.Option("--seed", help="Of what is drawn, one or several.")]
+Device = Annotated[str | None, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")]
+Dtype = Annotated[str | None, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")]

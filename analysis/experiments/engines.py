@@ -1,0 +1,199 @@
+"""Where groups of cells are computed: here, or by Ray's workers on this machine or a cluster."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from analysis.errors import InputError
+from analysis.experiments.run import available
+from analysis.experiments.study import Group, compute, policies, told
+from analysis.grid import Grid
+from eviction import Policy
+from hooks.reference import LoadedModel, load
+
+Outcome = tuple[Group, str, dict[str, Any] | str]
+"""A group, one of its cells, and that cell's row or why there is none."""
+LOSSES = 2
+"""Workers that may be lost on one cell before it is given up."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A group and the ids of its cells that are wanted."""
+
+    group: Group
+    wanted: frozenset[str]
+
+
+class Engine(Protocol):
+    """Computes jobs; outcomes come one by one, in any order, each as soon as it is there."""
+
+    def run(self, grid: Grid, jobs: Iterable[Job], begins: Callable[[str], None]) -> Iterator[Outcome]:
+        """`begins` is told what is under way."""
+        ...
+
+
+def load_for(grid: Grid, model: str) -> LoadedModel:
+    """A model of the grid, where the grid says.
+
+    Raises:
+        InputError: the device is not there.
+        ModelUnavailable: the model cannot be loaded here.
+    """
+    dtype = getattr(torch, grid.dtype)
+    if grid.device_map is not None:
+        return load(model, dtype=dtype, device_map=grid.device_map)
+    return load(model, dtype=dtype, device=available(grid.device))
+
+
+class Local:
+    """One after the other in this process, a model at a time. `loaded` are models that are there already."""
+
+    def __init__(self, loaded: Mapping[str, LoadedModel] | None = None) -> None:
+        self.loaded = dict(loaded or {})
+
+    def run(self, grid: Grid, jobs: Iterable[Job], begins: Callable[[str], None]) -> Iterator[Outcome]:
+        """As `Engine`."""
+        chosen, held = policies(grid), ("", None)
+        for job in jobs:
+            name = job.group.model
+            model = self.loaded.get(name)
+            if model is None:
+                if held[0] != name:
+                    begins(f"loading {name}")
+                    held = ("", None)  # the one before is let go of first
+                    held = (name, load_for(grid, name))  # type: ignore[assignment]
+                model = held[1]
+            assert model is not None
+            begins(job.group.name)
+            for cell, found in compute(model, chosen, grid.judge, job.group, job.wanted):
+                yield job.group, cell, found
+
+
+class Worker:
+    """What runs in a Ray worker: a model, loaded once, and groups answered on it."""
+
+    def __init__(self, grid: Grid, chosen: Mapping[str, Policy], threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.grid, self.chosen = grid, chosen
+        self.held: tuple[str, LoadedModel] | None = None
+
+    def answer(self, group: Group, wanted: Collection[str]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+        """A group's wanted cells, one by one."""
+        if self.held is None or self.held[0] != group.model:
+            self.held = None
+            self.held = (group.model, load_for(self.grid, group.model))
+        yield from compute(self.held[1], self.chosen, self.grid.judge, group, wanted)
+
+
+class Ray:
+    """Groups as tasks of Ray workers, each with the CPUs, GPUs and memory that it asks for, and a model loaded once.
+
+    A worker that is lost costs its unfinished cells, which others take over; a cell on which `LOSSES` workers were lost is given up.
+
+    Args:
+        address: of a cluster ("auto", "ray://host:10001"); None starts Ray on this machine.
+        workers: how many.
+        cpus: threads of each.
+        gpus: of each; a fraction shares one.
+        memory: bytes of each that Ray sets aside; None leaves that out.
+
+    Raises:
+        InputError: Ray is not installed, cannot be reached, or has not what a worker asks for.
+    """
+
+    def __init__(
+        self, address: str | None = None, *, workers: int = 2, cpus: int = 1, gpus: float = 0, memory: int | None = None
+    ) -> None:
+        if workers < 1 or cpus < 1 or gpus < 0 or (memory is not None and memory < 1):
+            raise InputError(
+                f"a worker has at least 1 CPU and there is at least 1; not {workers=}, {cpus=}, {gpus=}, {memory=}"
+            )
+        try:
+            import ray
+        except ImportError as error:
+            raise InputError("--engine ray needs Ray: pip install 'criticalkv[ray]'") from error
+        self.ray: Any = ray
+        self.address, self.workers, self.cpus, self.gpus, self.memory = address, workers, cpus, gpus, memory
+
+    def run(self, grid: Grid, jobs: Iterable[Job], begins: Callable[[str], None]) -> Iterator[Outcome]:
+        """As `Engine`."""
+        ray = self.ray
+        mine = not ray.is_initialized()
+        if mine:
+            self._start()
+        try:
+            self._require_room()
+            yield from self._run(grid, deque(jobs), begins)
+        finally:
+            if mine:
+                ray.shutdown()
+
+    def _start(self) -> None:
+        """Join the cluster, or start Ray here with as many CPUs as the workers ask for."""
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        here = {"num_cpus": self.workers * self.cpus} if self.address is None else {"address": self.address}
+        if self.address is not None:
+            del quiet["include_dashboard"]
+        try:
+            self.ray.init(**here, **quiet)
+        except Exception as error:  # of many kinds
+            raise InputError(f"Ray cannot be reached at {self.address or 'this machine'}: {told(error)}") from error
+
+    def _require_room(self) -> None:
+        """Whether one worker at least can ever be placed."""
+        has = self.ray.cluster_resources()
+        for name, asked in (("CPU", self.cpus), ("GPU", self.gpus), ("memory", self.memory or 0)):
+            if asked > has.get(name, 0):
+                raise InputError(f"a worker asks for {asked:g} {name}, and Ray has {has.get(name, 0):g} in all")
+
+    def _worker(self, grid: Grid, chosen: Mapping[str, Policy]) -> Any:
+        asked = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0}
+        if self.memory is not None:
+            asked["memory"] = self.memory
+        return self.ray.remote(Worker).options(**asked).remote(grid, chosen, self.cpus)
+
+    def _run(self, grid: Grid, waiting: deque[Job], begins: Callable[[str], None]) -> Iterator[Outcome]:
+        ray, chosen = self.ray, policies(grid)
+        lost: dict[str, int] = {}
+        idle: list[Any] = []
+        busy: dict[Any, tuple[Any, Job, set[str]]] = {}
+        while waiting or busy:
+            while waiting and len(busy) < self.workers:
+                job = waiting.popleft()
+                worker = idle.pop() if idle else self._worker(grid, chosen)
+                begins(job.group.name)
+                stream = worker.answer.options(num_returns="streaming").remote(job.group, job.wanted)
+                busy[stream] = (worker, job, set(job.wanted))
+            (stream,), _ = ray.wait(list(busy), num_returns=1, fetch_local=False)
+            worker, job, left = busy[stream]
+            try:
+                cell, found = ray.get(next(stream))
+            except StopIteration:
+                del busy[stream]
+                idle.append(worker)
+                continue
+            except ray.exceptions.RayActorError as error:
+                del busy[stream]
+                # cells are computed in their order: it was the first of those left that was under way
+                under_way = next(one.id for one in job.group.cells if one.id in left)
+                lost[under_way] = lost.get(under_way, 0) + 1
+                if lost[under_way] >= LOSSES:
+                    left.discard(under_way)
+                    yield job.group, under_way, f"{LOSSES} workers were lost on it: {told(error)}"
+                if left:
+                    waiting.appendleft(Job(job.group, frozenset(left)))
+                continue
+            except Exception as error:  # raised in the worker beside its cells: the model cannot be loaded there
+                del busy[stream]
+                idle.append(worker)
+                for one in sorted(left):
+                    yield job.group, one, told(error)
+                continue
+            left.discard(cell)
+            yield job.group, cell, found
+        for worker in idle:
+            ray.kill(worker)
