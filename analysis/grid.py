@@ -65,14 +65,6 @@ class Grid:
     def __post_init__(self) -> None:
         for name, option in (("models", "--model"), ("tasks", "--task"), ("lengths", "--context-length"), ("seeds", "--seed")):
             _listed(option, getattr(self, name))
-        for name in ("models", "tasks", "policies"):
-            for value in getattr(self, name):
-                if not isinstance(value, str) or not value.strip():
-                    raise InputError(f"{name} are named by texts, not {value!r}")
-        for name in ("lengths", "seeds", "budgets"):
-            for value in getattr(self, name):
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    raise InputError(f"{name} are numbers, not {value!r}")
         for name, option in (("policies", "--policies"), ("budgets", "--budgets")):
             if getattr(self, name):
                 _listed(option, getattr(self, name))
@@ -180,6 +172,16 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
 
 
+KINDS: tuple[tuple[str, Any, str], ...] = (
+    ("str", str, "text"),
+    ("Path", str, "text"),
+    ("bool", bool, "true or false"),
+    ("float", (int, float), "numbers"),
+    ("int", int, "whole numbers"),
+)
+"""What a setting's type is called in TOML, the first that its annotation names."""
+
+
 def from_toml(path: Path, **changes: Any) -> Grid:
     """A grid from a TOML file whose keys are those of `Grid`; `changes` that are not None take the place of what it says.
 
@@ -202,10 +204,10 @@ def from_toml(path: Path, **changes: Any) -> Grid:
             if not isinstance(value, list):
                 raise InputError(f"{path}: {name} is a list, such as {json.dumps(getattr(Grid, name))}; not {value!r}")
             values[name] = tuple(value)
-        elif kind.startswith("bool") and not isinstance(value, bool):
-            raise InputError(f"{path}: {name} is true or false, not {value!r}")
-        elif ("str" in kind or "Path" in kind) and not isinstance(value, str):
-            raise InputError(f"{path}: {name} is a text, not {value!r}")
+        for part in value if isinstance(value, list) else [value]:
+            needed, word = next((types, word) for sign, types, word in KINDS if sign in kind)
+            if not isinstance(part, needed) or (isinstance(part, bool) and needed is not bool):
+                raise InputError(f"{path}: {name} is made of {word}, not {part!r}")
     return made(**{**values, **{name: value for name, value in changes.items() if value is not None}})
 
 

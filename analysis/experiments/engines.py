@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -17,7 +17,7 @@ from hooks.reference import LoadedModel, load
 Outcome = tuple[Group, str, dict[str, Any] | str]
 """A group, one of its cells, and that cell's row or why there is none."""
 LOSSES = 2
-"""Workers that may be lost on one cell before it is given up."""
+"""Workers that may be lost one after the other on a group, none of its cells done, before its cells are computed each by itself."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,11 @@ class Job:
 
     group: Group
     wanted: frozenset[str]
+    losses: int = 0
+    """Workers that were lost on it, one after the other."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Computes jobs; outcomes come one by one, in any order, each as soon as it is there."""
 
@@ -92,7 +95,8 @@ class Worker:
 class Ray:
     """Groups as tasks of Ray workers, each with the CPUs, GPUs and memory that it asks for, and a model loaded once.
 
-    A worker that is lost costs its unfinished cells, which others take over; a cell on which `LOSSES` workers were lost is given up.
+    A worker that is lost costs its unfinished cells, which others take over. Where `LOSSES` workers in a row are lost on a group, its cells
+    are computed each by itself, and one on which another worker is lost is given up.
 
     Args:
         address: of a cluster ("auto", "ray://host:10001"); None starts Ray on this machine.
@@ -158,7 +162,6 @@ class Ray:
 
     def _run(self, grid: Grid, waiting: deque[Job], begins: Callable[[str], None]) -> Iterator[Outcome]:
         ray, chosen = self.ray, policies(grid)
-        lost: dict[str, int] = {}
         idle: list[Any] = []
         busy: dict[Any, tuple[Any, Job, set[str]]] = {}
         while waiting or busy:
@@ -178,14 +181,14 @@ class Ray:
                 continue
             except ray.exceptions.RayActorError as error:
                 del busy[stream]
-                # cells are computed in their order: it was the first of those left that was under way
-                under_way = next(one.id for one in job.group.cells if one.id in left)
-                lost[under_way] = lost.get(under_way, 0) + 1
-                if lost[under_way] >= LOSSES:
-                    left.discard(under_way)
-                    yield job.group, under_way, f"{LOSSES} workers were lost on it: {told(error)}"
-                if left:
-                    waiting.appendleft(Job(job.group, frozenset(left)))
+                losses = job.losses + 1 if left == job.wanted else 1
+                alone = [one.id for one in job.group.cells if one.id in left]
+                if losses < LOSSES and alone:
+                    waiting.appendleft(Job(job.group, frozenset(left), losses))
+                elif losses > LOSSES:
+                    yield job.group, alone[0], f"{losses} workers were lost on it: {told(error)}"
+                else:
+                    waiting.extendleft(Job(job.group, frozenset([cell]), losses) for cell in reversed(alone))
                 continue
             except Exception as error:  # raised in the worker beside its cells: the model cannot be loaded there
                 del busy[stream]

@@ -55,7 +55,7 @@ def fitted(build: Build, length: int, count: Count, least: int = 1) -> Draft:
         )
     units, held = _most(size, least, smallest, length)
     words = 0
-    if length - held > CLOSE * length:
+    if length - held > CLOSE * length and size(units, 1) > held:  # of drafts that take filler
         words, _ = _most(lambda more: size(units, more), 0, held, length)
     return build(units, words)
 

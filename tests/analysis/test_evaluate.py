@@ -12,14 +12,14 @@ import torch
 from tokens import tokenizer
 from typer.testing import CliRunner
 
-import analysis.experiments.evaluate as evaluating
+import analysis.experiments.engines as engines
 from analysis.cli.app import app
 from analysis.errors import InputError
 from analysis.experiments.answering import Answering
 from analysis.experiments.evaluate import evaluate
 from analysis.experiments.prompts import by_context, prompt, require_room
 from analysis.experiments.store import Store
-from analysis.experiments.study import code, compute, plan
+from analysis.experiments.study import code, compute, plan, policies
 from analysis.grid import Grid, budgets, split_policy
 from analysis.schema import FULL, SAMPLES, SCORES
 from analysis.scores import scores
@@ -138,13 +138,17 @@ def test_questions_of_one_context_share_a_prefill(loaded, tmp_path):
     groups = plan(grid, "tiny", tokenizer(), 512)
     assert [len(group.prompts) for group in groups] == [2, 1]
     assert [len(group.prompts) for group in plan(replace(grid, aware=True), "tiny", tokenizer(), 512)] == [1, 1, 1]
-    together = {
-        cell: row for group in groups for cell, row in compute(loaded["tiny"], grid, group, {one.id for one in group.cells})
-    }
+    chosen, together = policies(grid), {}
+    for group in groups:
+        together |= dict(compute(loaded["tiny"], chosen, grid.judge, group, {one.id for one in group.cells}))
     apart = {}
     for group in groups:
         for place in range(len(group.prompts)):
-            apart |= dict(compute(loaded["tiny"], grid, group, {one.id for one in group.cells if one.prompt == place}))
+            apart |= dict(
+                compute(
+                    loaded["tiny"], policies(grid), grid.judge, group, {one.id for one in group.cells if one.prompt == place}
+                )
+            )
     assert apart == together
     assert [row["sample"] for row in together.values()] == [0] * 5 + [2] * 5 + [1] * 5
     found = evaluate(grid, tmp_path / "run", loaded=loaded).samples
@@ -179,8 +183,8 @@ class TestBeforeAnyModelTime:
 
     @pytest.fixture(autouse=True)
     def no_model(self, monkeypatch):
-        monkeypatch.setattr(evaluating, "load_model", lambda settings: pytest.fail("the model was loaded"))
-        monkeypatch.setattr(evaluating, "compute", lambda *args: pytest.fail("the model was run"))
+        monkeypatch.setattr(engines, "load_for", lambda grid, model: pytest.fail("the model was loaded"))
+        monkeypatch.setattr(engines, "compute", lambda *args: pytest.fail("the model was run"))
 
     @pytest.mark.parametrize(
         ("changes", "message"),
