@@ -9,9 +9,9 @@ from analysis.errors import InputError
 from analysis.schema import SAMPLES
 from analysis.statistics import adjusted, compare
 
-PAIR = ["model", "source", "length", "question", "seed", "sample", "policy", "budget"]
+PAIR = ["model", "source", "task", "length", "question", "seed", "sample", "policy", "budget"]
 """What must agree for two rows to be a pair; the model only where the runs share one."""
-BY = ["source", "length", "question", "policy", "budget"]
+BY = ["source", "task", "length", "question", "policy", "budget"]
 MEASURES = ("score", "kl", "agreement", "perturbation", "bytes")
 
 

@@ -231,6 +231,7 @@ SAMPLES = Table(
 _CHOSEN = (
     Column("model", "string", "the model's name", key=True),
     Column("source", "string", "the task as it was asked for", key=True),
+    Column("task", "string", "the task that the rows name; a file may have several", key=True),
     Column("length", "int", "tokens that were asked for; 0 where the table says none", key=True),
     Column("question", "string", "whether entries were chosen with the question seen or unseen", key=True),
     Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.schema import FULL, SCORES
 from analysis.statistics import Estimate, adjusted, compare, mean, proportion, rank_correlation
 
-BY = ["model", "source", "length", "question", "policy", "budget"]
+BY = ["model", "source", "task", "length", "question", "policy", "budget"]
 SAMPLE = ["model", "source", "length", "question", "seed", "sample"]
 """What tells samples apart."""
 RESAMPLES = 999
@@ -58,14 +58,14 @@ def predictors(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     evicted = evicted.assign(change=evicted["score"] - evicted["full_score"], unit=evicted.groupby(SAMPLE, sort=False).ngroup())
     together = evicted.copy()
     for name in (*PREDICTORS, "change"):
-        together[name] = evicted.groupby("source")[name].rank(pct=True)
+        together[name] = evicted.groupby("task")[name].rank(pct=True)
     parts: list[tuple[str, str, pd.DataFrame]] = [("all tasks", "all budgets", together)]
     parts += [("all tasks", f"{budget:g}", part) for budget, part in together.groupby("budget")]
-    parts += [(str(source), "all budgets", part) for source, part in evicted.groupby("source", sort=False)]
+    parts += [(str(task), "all budgets", part) for task, part in evicted.groupby("task", sort=False)]
     rows = []
-    for source, budget, part in parts:
+    for task, budget, part in parts:
         for name in PREDICTORS:
             known = part[part[name].notna()]
             found = rank_correlation(known[name], known["change"], list(known["unit"]), seed, RESAMPLES)
-            rows.append({"source": source, "budget": budget, "predictor": name, "rows": len(known), **_spread("rho", found)})
+            rows.append({"task": task, "budget": budget, "predictor": name, "rows": len(known), **_spread("rho", found)})
     return pd.DataFrame(rows)

@@ -78,20 +78,20 @@ def main() -> None:
     table = scores(samples)
     figures: dict[str, object] = {"samples": len(samples[samples["policy"] == FULL]), "question": samples["question"].iloc[0]}
     for row in table[table["policy"] == FULL].to_dict("records"):
-        figures[f"full_{row['source']}"] = row["score"]
+        figures[f"full_{row['task']}"] = row["score"]
     evicted = samples[samples["policy"] != FULL]
     for (policy, budget), part in evicted.groupby(["policy", "budget"], sort=False):
         value, low, high, _ = compare(part["score"], part["full_score"])
         figures |= {f"{policy}_{budget:g}": value, f"{policy}_{budget:g}_low": low, f"{policy}_{budget:g}_high": high}
     found = predictors(samples)
-    pooled = found[(found["source"] == "all tasks") & (found["budget"] == "all budgets")]
+    pooled = found[(found["task"] == "all tasks") & (found["budget"] == "all budgets")]
     for row in pooled.to_dict("records"):
         name = f"rho_{row['predictor']}"
         figures |= {name: row["rho"], f"{name}_low": row["rho_low"], f"{name}_high": row["rho_high"]}
     if not options.json:
         with pd.option_context("display.width", 200, "display.max_rows", 500, "display.max_columns", 30):
             print(
-                table.pivot_table(index=["policy", "budget"], columns="source", values="score", sort=False).round(2).to_string()
+                table.pivot_table(index=["policy", "budget"], columns="task", values="score", sort=False).round(2).to_string()
             )
             print(found.round(2).to_string(index=False))
     finish(figures)

@@ -144,11 +144,12 @@ def imported(path: Path) -> None:
 def show(found: "Evaluation") -> None:
     """Print the scores, a table for each model, task and length."""
     console = Console()
-    for _, part in found.scores.groupby(["model", "source", "length", "question"], sort=False):
+    for _, part in found.scores.groupby(["model", "source", "task", "length", "question"], sort=False):
         rows = part.to_dict("records")
         first = rows[0]
         length = f", {first['length']} tokens" if first["length"] else ""
-        title = f"{first['model']}: {first['source']}{length}, question {first['question']}, {first['samples']} samples"
+        source = first["source"] if first["source"] == first["task"] else f"{first['source']}, {first['task']}"
+        title = f"{first['model']}: {source}{length}, question {first['question']}, {first['samples']} samples"
         console.print(_table(title, rows))
     console.print(
         "score with its 95 % interval; flipped: right answers of the full cache that turned wrong", style="dim", markup=False

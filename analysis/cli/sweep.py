@@ -188,7 +188,7 @@ def compare(
         budget = f"{row['budget']:g}" if row["budget"] > 1 else f"{100 * row['budget']:.3g} %"
         ends = "" if row["low"] != row["low"] else f"{row['low']:+.3g} to {row['high']:+.3g}"
         table.add_row(
-            f"{row['source']}{length}, {row['question']}",
+            f"{row['task']}{length}, {row['question']}",
             row["policy"],
             budget,
             str(row["pairs"]),

@@ -139,7 +139,7 @@ class Ray:
     def _start(self) -> None:
         """Join the cluster, or start Ray here with as many CPUs as the workers ask for."""
         quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
-        here = {"num_cpus": self.workers * self.cpus} if self.address is None else {"address": self.address}
+        here = {"address": "local", "num_cpus": self.workers * self.cpus} if self.address is None else {"address": self.address}
         if self.address is not None:
             del quiet["include_dashboard"]
         try:

@@ -73,7 +73,7 @@ def evaluate(
         lacking = [Job(group, frozenset(cell.id for cell in group.cells) - done) for group in groups]
         jobs = [job for job in lacking if job.wanted]
         count = total - sum(len(job.wanted) for job in jobs)
-        about = {**grid.as_dict(), **provenance(command)}
+        about = {**grid.as_dict(), **provenance(command, __name__ + ".evaluate")}
         store.note(f"grid {len(store.notes('grid '))}", about)
         under_way = {"total": total, "cells": [cell.id for group in groups for cell in group.cells]}
         store.note("asked", under_way)
@@ -115,7 +115,7 @@ def _published(
         reasons = "; ".join(dict.fromkeys(failed.values()))
         raise InputError(f"no cell could be computed: {reasons}")
     samples = SAMPLES.checked(pd.DataFrame(rows))
-    about = {"settings": grid.as_dict(), "provenance": provenance(command), "failures": dict(failed)}
+    about = {"settings": grid.as_dict(), "provenance": provenance(command, __name__ + ".evaluate"), "failures": dict(failed)}
     return Evaluation(samples, publish(store.folder, samples, about), failed, store.folder)
 
 

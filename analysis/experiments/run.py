@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
 import shlex
 from collections.abc import Callable, Sequence
@@ -164,11 +165,13 @@ def _write(folder: RunFolder, tables: dict[str, pd.DataFrame], about: dict[str, 
     folder.publish(staging)
 
 
-def provenance(command: Sequence[str]) -> dict[str, Any]:
-    """What made this run: command, versions, machine."""
+def provenance(command: Sequence[str], function: str = "analysis.experiments.run.validate") -> dict[str, Any]:
+    """What made this run: the command (or the function that was called), versions, machine."""
     return {
-        "command": shlex.join(command) if command else "analysis.experiments.run.validate(…)",
+        "command": shlex.join(command) if command else f"{function}(…)",
         "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in VERSIONS}},
         "machine": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())],
         "threads": torch.get_num_threads(),
     }

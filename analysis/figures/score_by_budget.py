@@ -8,18 +8,18 @@ from analysis.schema import FULL
 from analysis.statistics import mean
 
 
-def score_by_budget(samples: pd.DataFrame, *, source: str | None = None, ax: Axes | None = None) -> Axes:
+def score_by_budget(samples: pd.DataFrame, *, task: str | None = None, ax: Axes | None = None) -> Axes:
     """Mean score against budget, a line per policy, bars its 95 % interval over samples; dashed the full cache, its interval shaded.
 
-    `source` names one task; None takes all of them together.
+    `task` names one; None takes all of them together.
 
     Raises:
         ValueError: there is no row of the task, or none of the full cache.
     """
-    chosen = samples if source is None else samples[samples["source"] == source]
+    chosen = samples if task is None else samples[samples["task"] == task]
     full = chosen[chosen["policy"] == FULL]
     if full.empty:
-        raise ValueError(f"no row of the full cache for the task {source}")
+        raise ValueError(f"no row of the full cache for the task {task}")
     ax = axes(ax)
     value, low, high = mean(full["score"])
     ax.axhspan(low, high, color="0.85", zorder=0)
@@ -44,6 +44,6 @@ def score_by_budget(samples: pd.DataFrame, *, source: str | None = None, ax: Axe
             label=policy,
         )
     ax.set_xticks(range(len(budgets)), [cache_size(budget) for budget in budgets])
-    ax.set(xlabel="cache kept", ylabel="score", ylim=(-0.03, 1.03), title=source or "all tasks")
+    ax.set(xlabel="cache kept", ylabel="score", ylim=(-0.03, 1.03), title=task or "all tasks")
     beside(ax)
     return ax

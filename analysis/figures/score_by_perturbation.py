@@ -33,7 +33,7 @@ def score_by_perturbation(samples: pd.DataFrame, *, by: str = "relative_perturba
     ax = axes(ax)
     means = (
         evicted.assign(change=evicted["score"] - evicted["full_score"])
-        .groupby(["source", "policy", "budget"], sort=False)[[by, "change"]]
+        .groupby(["task", "policy", "budget"], sort=False)[[by, "change"]]
         .mean()
         .reset_index()
     )

@@ -57,7 +57,7 @@ def _generated(name: str, maker: Callable[[Asked, int], tuple[Build, int]], max_
                     "task": name,
                     "max_new_tokens": max_new_tokens,
                     "depth": draft.depth,
-                    "length": asked.length,
+                    "asked_length": asked.length,
                 }
             )
         return pd.DataFrame(rows)

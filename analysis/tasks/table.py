@@ -21,7 +21,7 @@ COLUMNS: dict[str, str] = {
 OPTIONAL: dict[str, str] = {
     "all_classes": "the labels among which an answer is one, for the score `classification`",
     "depth": "where in the context the answer stands: 0 at its start, 1 at its end",
-    "length": "the tokens that were asked for",
+    "asked_length": "the tokens that were asked for, of tasks that are made here",
 }
 """Columns that are used where they are there; others are left alone."""
 
@@ -87,7 +87,7 @@ def _sample(number: int, row: Mapping[Any, Any], where: str) -> Sample:
     numeric = isinstance(count, int | float | np.number) and not isinstance(count, bool | np.bool_)
     if not numeric or not float(count).is_integer() or count < 1:
         raise InputError(f"{at}: max_new_tokens must be a whole number of at least 1, not {count!r}")
-    depth, length = _number(row.get("depth")), _number(row.get("length"))
+    depth, length = _number(row.get("depth")), _number(row.get("asked_length"))
     return Sample(
         task=row["task"],
         number=number,

@@ -116,7 +116,7 @@ def test_needle_map_holds_the_mean_score_of_each_depth_and_length():
 
 def test_score_by_budget_draws_means_with_their_intervals():
     frame = needle_rows()
-    ax = score_by_budget(frame, source="vt")
+    ax = score_by_budget(frame, task="vt")
     by = {container.get_label(): container for container in ax.containers}
     assert set(by) == {"snapkv", "fisher"}
     for policy, container in by.items():
@@ -127,7 +127,7 @@ def test_score_by_budget_draws_means_with_their_intervals():
     assert ax.lines[0].get_ydata()[0] == 1
     assert [label.get_text() for label in ax.get_xticklabels()] == ["20 %", "40 %"]
     with pytest.raises(ValueError, match="no row of the full cache for the task cwe"):
-        score_by_budget(frame, source="cwe")
+        score_by_budget(frame, task="cwe")
 
 
 def test_score_by_perturbation_draws_a_point_for_each_task_policy_and_budget():

@@ -18,7 +18,10 @@ def test_the_theory_loads_torch_but_never_transformers(package):
     assert not {"transformers", "hooks"} & modules
 
 
-@pytest.mark.parametrize("module", ["schema", "settings", "summary", "figures", "report", "cli.app"])
+@pytest.mark.parametrize(
+    "module",
+    ["schema", "settings", "summary", "statistics", "scores", "comparison", "grid", "tasks", "figures", "report", "cli.app"],
+)
 def test_reading_rows_loads_neither_torch_nor_transformers(module):
     assert not {"torch", "transformers"} & loaded(f"import analysis.{module}")
 

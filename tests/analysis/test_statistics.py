@@ -171,10 +171,19 @@ def test_what_predicts_the_score_is_found_and_what_does_not_is_not():
         perturbation=lambda policy, budget, sample: lost[policy, budget, sample],
     )
     frame["theta"] = rng.random(len(frame))
-    found = predictors(frame).set_index(["source", "budget", "predictor"])
+    found = predictors(frame).set_index(["task", "budget", "predictor"])
     assert found.loc[("all tasks", "all budgets", "perturbation"), "rho"] == pytest.approx(-1)
     assert found.loc[("vt", "all budgets", "kl"), "rho_high"] < -0.9
     assert found.loc[("all tasks", "0.2", "kl"), "rho"] == pytest.approx(-1)
     row = found.loc[("all tasks", "all budgets", "theta")]
     assert row["rho_low"] < 0 < row["rho_high"]
     assert row["rows"] == 40
+
+
+def test_tasks_of_one_file_have_scores_of_their_own():
+    frame = samples(lambda policy, budget, sample: float(sample % 2))
+    frame["task"] = ["even" if sample % 2 == 0 else "odd" for sample in frame["sample"]]
+    found = scores(frame).set_index(["task", "policy", "budget"])
+    assert found.loc[("even", FULL, 1.0), "score"] == 0
+    assert found.loc[("odd", FULL, 1.0), "score"] == 1
+    assert set(found["samples"]) == {5}
