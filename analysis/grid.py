@@ -79,6 +79,8 @@ class Grid:
             for value in values:
                 if isinstance(value, bool) or not isinstance(value, int) or value < least:
                     raise InputError(f"{option} must be a whole number of at least {least}, not {value!r}")
+        if max(self.seeds) >= 2**32:
+            raise InputError(f"--seed must be below 2³², not {max(self.seeds)}")
         for budget in self.budgets:
             if not (0 < budget <= 1 if isinstance(budget, float) else budget >= 2):
                 raise InputError(

@@ -170,7 +170,8 @@ FULL = "full"
 """The policy that evicts nothing; its rows are there once, at budget 1."""
 
 _TRUTH = (
-    "; mean over layers, heads and the answer's first queries; empty where none were judged or heads have none of their own"
+    "; mean over layers, heads and the answer's first queries; 0 for the full cache; empty where none were judged or heads have none of "
+    "their own"
 )
 
 SAMPLES = Table(
@@ -245,7 +246,12 @@ SCORES = Table(
         *_CHOSEN,
         Column("samples", "int", "samples, over all seeds"),
         Column("score", "float", "mean score"),
-        Column("score_low", "float", "lower end of its interval at 95 %" + _ENDS, nullable=True),
+        Column(
+            "score_low",
+            "float",
+            "lower end of its interval at 95 % (Wilson where all are 0 or 1, else bootstrap)" + _ENDS,
+            nullable=True,
+        ),
         Column("score_high", "float", "upper end" + _ENDS, nullable=True),
         Column("change", "float", "mean of score − the full cache's score, sample by sample"),
         Column("change_low", "float", "lower end of its interval (bootstrap)" + _ENDS, nullable=True),
@@ -269,6 +275,8 @@ SCORES = Table(
         Column("kl_low", "float", "lower end of its interval (bootstrap)" + _ENDS, nullable=True),
         Column("kl_high", "float", "upper end" + _ENDS, nullable=True),
         Column("perturbation", "float", "mean L; empty where none was measured", nullable=True),
+        Column("perturbation_low", "float", "lower end of its interval (bootstrap); empty as that" + _ENDS, nullable=True),
+        Column("perturbation_high", "float", "upper end; empty as that" + _ENDS, nullable=True),
         Column("bytes_share", "float", "bytes of the cache as a share of the full cache's, mean"),
     ),
 )

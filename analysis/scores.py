@@ -5,11 +5,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.schema import FULL, SCORES
-from analysis.statistics import Estimate, adjusted, compare, mean, proportion, rank_correlation
+from analysis.statistics import Estimate, adjusted, compare, mean, mean_score, proportion, rank_correlation
 
 BY = ["model", "source", "task", "length", "question", "policy", "budget"]
 SAMPLE = ["model", "source", "length", "question", "seed", "sample"]
 """What tells samples apart."""
+TASK = ["model", "source", "task", "length", "question"]
 RESAMPLES = 999
 PREDICTORS = ("perturbation", "relative_perturbation", "theta", "retained_mass", "kl", "agreement")
 
@@ -20,7 +21,7 @@ def scores(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     for group, part in samples.groupby(BY, sort=False):
         keys: tuple[Any, ...] = tuple(group)  # type: ignore[arg-type]
         full = keys[BY.index("policy")] == FULL
-        score, kl = mean(part["score"], seed), mean(part["kl"], seed)
+        score, kl = mean_score(part["score"], seed), mean(part["kl"], seed)
         change = compare(part["score"], part["full_score"], seed)
         right = int((part["full_score"] >= 0.5).sum())
         flipped = proportion(int(part["flipped"].sum()), right) if right else Estimate(*[float("nan")] * 3)
@@ -34,7 +35,7 @@ def scores(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
                 "p_adjusted": float("nan") if full else change.p,
                 **_spread("flipped", flipped),
                 **_spread("kl", kl),
-                "perturbation": float(part["perturbation"].mean()),
+                **_spread("perturbation", mean(part["perturbation"].dropna(), seed)),
                 "bytes_share": float((part["bytes"] / part["full_bytes"]).mean()),
             }
         )
@@ -47,20 +48,25 @@ def _spread(name: str, found: Estimate) -> dict[str, float]:
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
+def _ranked(rows: pd.DataFrame, within: list[str]) -> pd.DataFrame:
+    found = rows.copy()
+    for name in (*PREDICTORS, "change"):
+        found[name] = rows.groupby(within)[name].rank(pct=True)
+    return found
+
+
 def predictors(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """Does what an eviction does to attention, or to the distribution, go with the score? Rank correlations with intervals.
 
     A row per task and predictor: Spearman's ρ of each of `PREDICTORS` with `score − full_score` over all evicted rows; and for all tasks
-    together ("all tasks", where rows are ranked within their task first), at all budgets and at each. Samples are drawn together with all
-    their rows. ρ is negative where more perturbation goes with a lower score. NaN where the score never changes.
+    together ("all tasks"), at all budgets and at each: there rows are ranked within their model, task and length first, and within the
+    budget where it is one. Samples are drawn together with all their rows. ρ is negative where more perturbation goes with a lower score.
+    NaN where the score never changes.
     """
     evicted = samples[samples["policy"] != FULL]
     evicted = evicted.assign(change=evicted["score"] - evicted["full_score"], unit=evicted.groupby(SAMPLE, sort=False).ngroup())
-    together = evicted.copy()
-    for name in (*PREDICTORS, "change"):
-        together[name] = evicted.groupby("task")[name].rank(pct=True)
-    parts: list[tuple[str, str, pd.DataFrame]] = [("all tasks", "all budgets", together)]
-    parts += [("all tasks", f"{budget:g}", part) for budget, part in together.groupby("budget")]
+    parts: list[tuple[str, str, pd.DataFrame]] = [("all tasks", "all budgets", _ranked(evicted, TASK))]
+    parts += [("all tasks", f"{budget:g}", part) for budget, part in _ranked(evicted, [*TASK, "budget"]).groupby("budget")]
     parts += [(str(task), "all budgets", part) for task, part in evicted.groupby("task", sort=False)]
     rows = []
     for task, budget, part in parts:

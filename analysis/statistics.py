@@ -16,7 +16,7 @@ CORRECTION = "Benjamini-Hochberg"
 
 
 class Estimate(NamedTuple):
-    """A value and its interval at 95 %; the interval is NaN where there is one sample or none."""
+    """A value and its interval at 95 %; a bootstrap interval is NaN where there is one sample or none."""
 
     value: float
     low: float
@@ -33,14 +33,25 @@ class Comparison(NamedTuple):
 
 
 def mean(values: ArrayLike, seed: int = 0) -> Estimate:
-    """The mean over samples, and its bootstrap interval (BCa); a mean of zeros and ones is a proportion, with Wilson's.
+    """The mean over samples, and its bootstrap interval (BCa).
 
     Where all values are the same the bootstrap has nothing to draw from: the interval is that value.
     """
+    return _bootstrap((_numbers(values),), lambda one, axis=-1: one.mean(axis), seed)
+
+
+def mean_score(values: ArrayLike, seed: int = 0) -> Estimate:
+    """The mean of scores in [0, 1]: with Wilson's interval where each is right or wrong (1 or 0), else as `mean`.
+
+    Raises:
+        ValueError: a score lies outside [0, 1].
+    """
     numbers = _numbers(values)
+    if ((numbers < 0) | (numbers > 1)).any():
+        raise ValueError(f"scores lie in [0, 1], not in [{numbers.min():g}, {numbers.max():g}]")
     if len(numbers) and np.isin(numbers, (0, 1)).all():
         return proportion(int(numbers.sum()), len(numbers))
-    return _bootstrap((numbers,), lambda one, axis=-1: one.mean(axis), seed)
+    return mean(numbers, seed)
 
 
 def proportion(successes: int, trials: int) -> Estimate:
@@ -87,12 +98,21 @@ def mean_of_ratios(above: ArrayLike, below: ArrayLike, seed: int = 0) -> Estimat
 
 
 def compare(candidate: ArrayLike, base: ArrayLike, seed: int = 0) -> Comparison:
-    """The mean of candidate − base over paired samples, its bootstrap interval, and Wilcoxon's p (1 where no pair differs)."""
+    """The mean of candidate − base over paired samples, its bootstrap interval, and Wilcoxon's p (1 where no pair differs).
+
+    Pairs that do not differ say nothing of the sign and are left out of the test. Where all others differ by as much, as right and wrong
+    answers do, it is the sign test, which is exact.
+    """
     one, other = _pairs(candidate, base)
     difference = one - other
     found = _bootstrap((difference,), lambda part, axis=-1: part.mean(axis), seed)
-    # by pairs: the sign and rank of each difference that is not 0; normal approximation where ranks tie
-    p = float(stats.wilcoxon(difference).pvalue) if (difference != 0).any() else 1.0
+    moved = difference[difference != 0]
+    if not len(moved):
+        p = 1.0
+    elif np.ptp(np.abs(moved)) == 0:
+        p = float(stats.binomtest(int((moved > 0).sum()), len(moved)).pvalue)
+    else:
+        p = float(stats.wilcoxon(moved).pvalue)
     return Comparison(*found, p)
 
 

@@ -164,7 +164,10 @@ class Answering:
         if prompt.truth is not None:
             return sum(one == other for one, other in zip(said, tokens, strict=True)) / len(tokens)
         rule = metric(prompt.metric) if isinstance(prompt.metric, str) else prompt.metric
-        return float(rule(self._text(said), prompt.sample))
+        score = float(rule(self._text(said), prompt.sample))
+        if not 0 <= score <= 1:
+            raise ValueError(f"a score lies in [0, 1], not at {score:g}; mend the metric of {prompt.sample.task}")
+        return score
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -47,7 +47,7 @@ def evaluate(
     """Compute what the folder `out` lacks of a grid, and write its tables: `samples.parquet`, `scores.parquet` and `run.json`.
 
     Tasks, policies and lengths are checked before a model is loaded. A row is kept as soon as it is there; the same call goes on where it was
-    stopped, and another grid's cells join those that are there.
+    stopped. Another grid may be asked of the same folder: its rows are added, and the tables are of the grid that was asked for last.
 
     Args:
         grid: what is asked for.

@@ -2,8 +2,10 @@
 
 import hashlib
 import importlib.metadata
+import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,13 +16,13 @@ from analysis.experiments.answering import FULL, Answering
 from analysis.experiments.judging import Choice as Cell
 from analysis.experiments.prompts import Prompt, by_context, prompt, require_room
 from analysis.grid import Grid, split_policy
-from analysis.tasks import Asked, Sample, make, metric, names, ruling, task
+from analysis.tasks import Asked, make, metric, names, ruling, task
 from analysis.tasks.haystack import documentation, words_of
-from analysis.tasks.metrics import FORCED, Metric
+from analysis.tasks.metrics import FORCED
 from eviction import Policy, policy
 from hooks.reference import LoadedModel
 
-VERSIONS = ("criticalkv", "torch", "transformers", "numpy")
+VERSIONS = ("criticalkv", "torch", "transformers", "tokenizers", "numpy", "rouge", "rapidfuzz", "wonderwords")
 ROOMS = ("hooks", "perturbation", "bounds", "eviction", "analysis/experiments", "analysis/tasks")
 """Folders whose code decides what a cell's numbers are."""
 ID = 24
@@ -89,24 +91,32 @@ def plan(grid: Grid, model: str, tokenizer: Any, limit: int | None) -> list[Grou
     Raises:
         InputError: a task cannot be made, or a prompt and its answer are longer than the model's positions.
     """
+    rules = {FULL[0]: _policy(None), **{name: _policy(one) for name, one in policies(grid).items()}}
     chosen = [FULL, *((name, budget) for name in grid.policies for budget in grid.budgets)]
     groups = []
     for name in names(grid.tasks):
-        for length in grid.lengths if task(name).sized else grid.lengths[:1]:
-            for seed in grid.seeds:
+        sized = task(name).sized
+        for length in grid.lengths if sized else grid.lengths[:1]:
+            for seed in grid.seeds if sized else grid.seeds[:1]:  # of a table a seed draws the same rows again
                 drawn = _drawn(grid, name, length, seed, tokenizer)
                 require_room([one for one, _ in drawn], limit, model)
-                keys = {id(one): {"model": model, "source": name, "seed": seed, **_keys(grid, one)} for one, _ in drawn}
+                origin = {"model": model, "source": name, "length": length if sized else 0, "seed": seed}
+                keys = {id(one): {**origin, **_keys(grid, one)} for one, _ in drawn}
                 digests = {id(one): digest for one, digest in drawn}
                 for prompts in by_context([one for one, _ in drawn]):
                     cells = [
-                        Planned(_id(grid, keys[id(one)], digests[id(one)], cell), place, cell)
+                        Planned(_id(grid, keys[id(one)], digests[id(one)], cell, rules[cell[0]]), place, cell)
                         for place, one in enumerate(prompts)
                         for cell in chosen
                     ]
                     first = prompts[0].sample
                     title = f"{name}, {prompts[0].length} tokens, sample {first.number}"
                     groups.append(Group(model, title, tuple(prompts), tuple(keys[id(one)] for one in prompts), tuple(cells)))
+    found = [(*group.keys[one.prompt].items(), one.cell) for group in groups for one in group.cells]
+    if len(set(found)) < len(found):
+        raise InputError(
+            f"{len(found) - len(set(found))} cells of the grid have the same name as another; ask for each task once"
+        )
     return groups
 
 
@@ -169,7 +179,7 @@ def _drawn(grid: Grid, name: str, length: int, seed: int, tokenizer: Any) -> lis
         if grid.max_new_tokens is not None:
             sample = replace(sample, max_new_tokens=grid.max_new_tokens)
         one = prompt(tokenizer, sample, rule, aware=grid.aware, raw=grid.raw or ruler.raw, forced=rule == FORCED)
-        found.append((one, _digest(sample, rule)))
+        found.append((one, _digest(one)))
     return found
 
 
@@ -177,7 +187,6 @@ def _keys(grid: Grid, one: Prompt) -> dict[str, Any]:
     sample = one.sample
     return {
         "task": sample.task,
-        "length": sample.length or 0,
         "sample": sample.number,
         "question": "seen" if grid.aware else "unseen",
         "depth": sample.depth,
@@ -185,15 +194,49 @@ def _keys(grid: Grid, one: Prompt) -> dict[str, Any]:
     }
 
 
-def _digest(sample: Sample, rule: str | Metric) -> str:
-    named = rule if isinstance(rule, str) else f"{rule.__module__}.{rule.__qualname__}"
-    parts = [sample.context, sample.question, sample.answer_prefix, *sample.answer, *sample.classes, named]
-    return hashlib.sha256(json.dumps([*parts, sample.max_new_tokens]).encode()).hexdigest()
+def _digest(one: Prompt) -> str:
+    """Of the tokens that the model is given, and of all that scores its answer."""
+    tokens = [None if part is None else part.tolist() for part in (one.context, one.opening, one.truth)]
+    sample = one.sample
+    parts = [tokens, sample.answer, sample.classes, sample.max_new_tokens, source(one.metric)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _id(grid: Grid, keys: Mapping[str, Any], digest: str, cell: Cell) -> str:
-    where = [keys[name] for name in ("model", "source", "length", "seed", "sample", "question")]
-    settings = [grid.raw, grid.judge, grid.device, grid.dtype, cell[0], cell[1]]
+def source(thing: Any) -> str:
+    """What a function of a user's says, with what it has at hand; of anything else how it is written."""
+    if not inspect.isfunction(thing):
+        return repr(thing)
+    text = f"{thing.__code__.co_code.hex()} {thing.__code__.co_consts}"
+    with suppress(OSError, TypeError):  # the names that it uses, too, where its file is there
+        text += inspect.getsource(thing)
+    held = [repr(cell.cell_contents) for cell in thing.__closure__ or ()]
+    return f"{thing.__module__}.{thing.__qualname__} {text} {held} {thing.__defaults__}"
+
+
+def _policy(chosen: Policy | None) -> str:
+    """A policy as ids have it: its settings, and the source of a function of the user's."""
+    function = getattr(chosen.accumulate, "function", None) if chosen is not None else None
+    return (
+        "full"
+        if chosen is None
+        else f"{source(function)} {chosen}"
+        if function is None
+        else f"{source(function)} {chosen.name}"
+    )
+
+
+def weights(model: str) -> str:
+    """What tells a model folder's weights from others: names, sizes and times of its files; nothing of a model on the hub."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return ""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json", ".gguf"))
+    return repr([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
+
+
+def _id(grid: Grid, keys: Mapping[str, Any], digest: str, cell: Cell, rule: str) -> str:
+    where = [keys[name] for name in ("model", "source", "length", "seed", "sample", "question")] + [weights(keys["model"])]
+    settings = [grid.judge, grid.device, grid.device_map, grid.dtype, cell[0], cell[1], rule]
     return hashlib.sha256(json.dumps([where, digest, settings, code()]).encode()).hexdigest()[:ID]
 
 

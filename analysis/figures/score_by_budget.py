@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 
 from analysis.figures.style import MARKERS, axes, beside, cache_size, policy_colours
 from analysis.schema import FULL
-from analysis.statistics import mean
+from analysis.statistics import mean_score
 
 
 def score_by_budget(samples: pd.DataFrame, *, task: str | None = None, ax: Axes | None = None) -> Axes:
@@ -21,7 +21,7 @@ def score_by_budget(samples: pd.DataFrame, *, task: str | None = None, ax: Axes 
     if full.empty:
         raise ValueError(f"no row of the full cache for the task {task}")
     ax = axes(ax)
-    value, low, high = mean(full["score"])
+    value, low, high = mean_score(full["score"])
     ax.axhspan(low, high, color="0.85", zorder=0)
     ax.axhline(value, color="0.3", linestyle="--", label="full cache")
     evicted = chosen[chosen["policy"] != FULL]
@@ -29,7 +29,7 @@ def score_by_budget(samples: pd.DataFrame, *, task: str | None = None, ax: Axes 
     colours = policy_colours(evicted["policy"])
     for number, (policy, colour) in enumerate(colours.items()):
         part = evicted[evicted["policy"] == policy]
-        found = [mean(part.loc[part["budget"] == budget, "score"]) for budget in budgets]
+        found = [mean_score(part.loc[part["budget"] == budget, "score"]) for budget in budgets]
         shift = (number - (len(colours) - 1) / 2) * 0.06  # side by side, so that bars do not hide one another
         ends = [[one.value - one.low for one in found], [one.high - one.value for one in found]]
         ax.errorbar(

@@ -54,7 +54,7 @@ def read(name: str) -> pd.DataFrame:
 
 
 def drawn(frame: pd.DataFrame, count: int | None, seed: int) -> pd.DataFrame:
-    """`count` rows, or all where there are no more, chosen by the seed; in the order of the table, numbered anew."""
+    """`count` rows, or all where there are no more, chosen by the seed; they keep their numbers, and more rows begin with the same."""
     if count is not None and count < len(frame):
-        frame = frame.sample(count, random_state=seed).sort_index()
-    return frame.reset_index(drop=True)
+        frame = frame.sample(frac=1, random_state=seed).head(count)
+    return frame

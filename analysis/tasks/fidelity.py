@@ -2,6 +2,7 @@
 
 import random
 
+from analysis.errors import InputError
 from analysis.tasks.asked import Asked
 from analysis.tasks.fitting import Build, Draft
 from analysis.tasks.haystack import run
@@ -17,6 +18,11 @@ def fidelity(asked: Asked, random_: random.Random) -> tuple[Build, int]:
     start = random_.randrange(len(asked.haystack))
 
     def build(units: int, words: int) -> Draft:
+        if units + FOLLOWING > len(asked.haystack):
+            raise InputError(
+                f"fidelity: a text of {len(asked.haystack)} words is too short for {asked.length} tokens and the words that follow; give a "
+                "longer one by --haystack, or a smaller length"
+            )
         # the words that follow are the same at any length
         return Draft(run(asked.haystack, start - units, units), "", "", (" " + run(asked.haystack, start, FOLLOWING),))
 

@@ -63,7 +63,7 @@ def fitted(build: Build, length: int, count: Count, least: int = 1) -> Draft:
 def _most(size: Callable[[int], int], low: int, at_low: int, limit: int) -> tuple[int, int]:
     """The largest number whose size is within the limit, and that size; `low` is one. Sizes grow almost in proportion."""
     high: int | None = None
-    step, slope = 1, 0.0
+    step, slope, still = 1, 0.0, 0
     for attempt in range(200):
         if high is not None and high - low <= 1:
             break
@@ -74,6 +74,9 @@ def _most(size: Callable[[int], int], low: int, at_low: int, limit: int) -> tupl
             guess = min(guess, high - 1)
         found = size(guess)
         slope = max((found - at_low) / (guess - low), 0.0) or slope
+        still = still + 1 if found <= at_low else 0
+        if still > 4:  # there is no more to be had
+            break
         if found <= limit:
             low, at_low, step = guess, found, step * 2
         else:

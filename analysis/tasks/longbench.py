@@ -8,7 +8,7 @@ from analysis.errors import InputError
 from analysis.tasks.asked import Asked
 from analysis.tasks.data import drawn, read
 from analysis.tasks.metrics import METRICS, Metric
-from analysis.tasks.table import Sample
+from analysis.tasks.table import Sample, texts
 
 HUB = "Xnhyacinth/LongBench"
 """LongBench in the table form, a configuration for each task."""
@@ -130,7 +130,10 @@ def tabled(frame: pd.DataFrame) -> pd.DataFrame:
     if not {"input", "context", "answers", "dataset"} <= set(frame.columns):
         return frame
     rows = []
-    for row in frame.to_dict("records"):
+    for number, row in enumerate(frame.to_dict("records")):
+        answers = texts(row["answers"])
+        if not isinstance(row["context"], str) or not isinstance(row["input"], str) or not answers:
+            raise InputError(f"LongBench's row {number} has no context, no input or no answers")
         kind = KINDS.get(row["dataset"])
         if kind is None:
             raise InputError(f"LongBench's data set {row['dataset']!r} is none of the English tasks: {', '.join(KINDS)}")
@@ -141,9 +144,9 @@ def tabled(frame: pd.DataFrame) -> pd.DataFrame:
                 "context": kind.context.replace("{context}", row["context"]),
                 "question": kind.question.replace("{input}", row["input"].removesuffix(end)),
                 "answer_prefix": kind.answer_prefix,
-                "answer": list(row["answers"]),
+                "answer": answers,
                 "task": row["dataset"],
                 "max_new_tokens": kind.max_new_tokens,
             }
         )
-    return pd.DataFrame(rows).drop(columns=["answers", "input"])
+    return pd.DataFrame(rows, index=frame.index).drop(columns=["answers", "input"])

@@ -42,12 +42,20 @@ class Task:
     sized: bool = True
 
 
+TOLERANCE = 0.02
+"""The share of the tokens asked for that a sample may lack."""
+
+
 def _generated(name: str, maker: Callable[[Asked, int], tuple[Build, int]], max_new_tokens: int) -> Function:
     def make(asked: Asked) -> pd.DataFrame:
         rows = []
         for number in range(asked.samples):
             build, least = maker(asked, number)
             draft = fitted(build, asked.length, asked.count, least)
+            if (held := asked.count(draft.text)) < (1 - TOLERANCE) * asked.length:
+                raise InputError(
+                    f"{name}: the data are enough for {held} of {asked.length} tokens; give more of them, or a smaller length"
+                )
             rows.append(
                 {
                     "context": draft.context,
@@ -80,10 +88,13 @@ def _ruler() -> dict[str, Task]:
     for name, counted in (("cwe", counting.common_words), ("fwe", counting.frequent_words)):
         made[name] = Task(name, _generated(name, plain(name, counted), counting.MAX_NEW_TOKENS[name]), "all", source=source)
     for name in reading.HUB:
-        maker = plain(name, partial(reading.answering, name))
-        make = _generated(name, maker, reading.MAX_NEW_TOKENS)
+        make = _generated(name, _asking(name), reading.MAX_NEW_TOKENS)
         made[name] = Task(name, make, "part", source=source, data=reading.HUB[name])
     return made
+
+
+def _asking(name: str) -> Callable[[Asked, int], tuple[Build, int]]:
+    return lambda asked, number: reading.answering(name, asked, asked.random(name, number), number)
 
 
 RULER: dict[str, Task] = _ruler()
@@ -204,7 +215,17 @@ def make(name: str, asked: Asked) -> list[Sample]:
         InputError: the task is not known, its data cannot be read, its table has not the form, or the length is too short for it.
     """
     chosen = task(name)
-    return samples(chosen.make(asked), name)
+    try:
+        table = chosen.make(asked)
+    except InputError:
+        raise
+    except Exception as error:
+        if name not in _own:
+            raise
+        raise InputError(f"the task {name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(table, pd.DataFrame):
+        raise InputError(f"the task {name} must return a DataFrame, not {type(table).__name__}")
+    return samples(table, name)
 
 
 def _read(name: str, asked: Asked) -> pd.DataFrame:

@@ -67,20 +67,23 @@ def samples(frame: pd.DataFrame, where: str = "the table") -> list[Sample]:
         )
     if frame.empty:
         raise InputError(f"{where} has no row")
-    return [_sample(number, row, where) for number, row in enumerate(frame.to_dict("records"))]
+    if not pd.api.types.is_integer_dtype(frame.index) or frame.index.has_duplicates:
+        frame = frame.reset_index(drop=True)
+    return [_sample(int(number), row, where) for number, row in zip(frame.index, frame.to_dict("records"), strict=True)]
 
 
 def _sample(number: int, row: Mapping[Any, Any], where: str) -> Sample:
     at = f"{where}, row {number}"
     for name in ("context", "question", "answer_prefix", "task"):
         value = row[name]
-        if name in ("question", "answer_prefix") and (value is None or value is pd.NA or value != value):
+        missing = value is None or value is pd.NA or (isinstance(value, float) and value != value)
+        if name in ("question", "answer_prefix") and missing:
             value = row[name] = ""  # type: ignore[index]
         if not isinstance(value, str):
             raise InputError(f"{at}: {name} must be text, not {value!r} ({type(value).__name__})")
         if not value.strip() and name in ("context", "task"):
             raise InputError(f"{at}: {name} is empty")
-    answer = _texts(row["answer"])
+    answer = texts(row["answer"])
     if not answer or not all(part.strip() for part in answer):
         raise InputError(f"{at}: answer must be a text or a list of texts, none of them empty; not {row['answer']!r}")
     count = row["max_new_tokens"]
@@ -96,13 +99,13 @@ def _sample(number: int, row: Mapping[Any, Any], where: str) -> Sample:
         answer_prefix=row["answer_prefix"],
         answer=tuple(answer),
         max_new_tokens=int(count),
-        classes=tuple(_texts(row.get("all_classes")) or ()),
+        classes=tuple(texts(row.get("all_classes")) or ()),
         depth=depth,
         length=None if length is None else int(length),
     )
 
 
-def _texts(value: Any) -> list[str] | None:
+def texts(value: Any) -> list[str] | None:
     """A text, or a list of texts, numbers taken as text, as a list; None where it is neither."""
     if isinstance(value, str):
         return [value]

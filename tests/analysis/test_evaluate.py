@@ -23,7 +23,7 @@ from analysis.experiments.study import code, compute, plan, policies
 from analysis.grid import Grid, budgets, split_policy
 from analysis.schema import FULL, SAMPLES, SCORES
 from analysis.scores import scores
-from analysis.tasks import Sample
+from analysis.tasks import Sample, register, unregister
 from hooks.errors import ModelUnavailable
 from hooks.reference import LoadedModel
 from hooks.tiny import tiny_model
@@ -131,6 +131,28 @@ def test_ids_are_those_of_what_is_measured(loaded):
         assert other != first
 
 
+def test_a_users_task_at_two_lengths_has_cells_of_its_own_and_its_metric_is_a_part_of_them(loaded, tmp_path):
+    def made(asked):
+        return pd.DataFrame([{**ROW, "task": "doors"}] * asked.samples)
+
+    def asked(metric, out=None):
+        register("doors", metric=metric)(made)
+        try:
+            grid = replace(GRID, tasks=("doors",), lengths=(100, 200))
+            if out is not None:
+                return evaluate(grid, out, loaded=loaded)
+            return {cell.id for group in plan(grid, "tiny", tokenizer(), 512) for cell in group.cells}
+        finally:
+            unregister("doors")
+
+    found = [asked("part"), asked("exact"), asked(lambda prediction, sample: 1.0), asked(lambda prediction, sample: 0.0)]
+    assert [len(one) for one in found] == [20] * 4
+    assert len(set.union(*found)) == 80
+    assert set(asked("part", tmp_path / "run").samples["length"]) == {100, 200}
+    with pytest.raises(InputError, match=r"a score lies in \[0, 1\], not at 85; mend the metric of doors"):
+        asked(lambda prediction, sample: 85.0, tmp_path / "beyond")
+
+
 def test_questions_of_one_context_share_a_prefill(loaded, tmp_path):
     rows = [ROW, {**ROW, "context": "Another text. " * 20}, {**ROW, "question": "What is white?", "answer": ["wall"]}]
     path = rows_file(tmp_path / "rows.jsonl", rows)
@@ -150,7 +172,8 @@ def test_questions_of_one_context_share_a_prefill(loaded, tmp_path):
                 )
             )
     assert apart == together
-    assert [row["sample"] for row in together.values()] == [0] * 5 + [2] * 5 + [1] * 5
+    numbers = [row["sample"] for row in together.values()]
+    assert sorted(numbers) == [0] * 5 + [1] * 5 + [2] * 5
     found = evaluate(grid, tmp_path / "run", loaded=loaded).samples
     assert set(found["source"]) == {path}
     assert set(found["task"]) == {"mine"}

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from analysis.errors import InputError
 from analysis.tasks import METRICS, Sample, metric
 from analysis.tasks.longbench import KINDS
 
@@ -47,6 +48,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "prediction", "asked", "score"), CASES)
 def test_a_case_by_hand(name, prediction, asked, score):
     assert metric(name)(prediction, asked) == pytest.approx(score)
+
+
+def test_labels_are_needed_where_they_decide():
+    with pytest.raises(InputError, match="classification needs the labels, in the column all_classes"):
+        metric("classification")("Sport", sample("Sport"))
 
 
 TEXT = st.text(st.sampled_from("ab cd.12#\n"), max_size=30)

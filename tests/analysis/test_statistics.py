@@ -4,6 +4,7 @@ import math
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,17 @@ from scipy import stats
 
 from analysis.schema import FULL
 from analysis.scores import predictors, scores
-from analysis.statistics import adjusted, compare, mean, mean_of_ratios, proportion, rank_correlation, ratio_of_means, win_rate
+from analysis.statistics import (
+    adjusted,
+    compare,
+    mean,
+    mean_of_ratios,
+    mean_score,
+    proportion,
+    rank_correlation,
+    ratio_of_means,
+    win_rate,
+)
 
 NUMBERS = st.lists(st.floats(-10, 10).map(lambda value: round(value, 3)), min_size=2, max_size=12)
 
@@ -22,7 +33,7 @@ NUMBERS = st.lists(st.floats(-10, 10).map(lambda value: round(value, 3)), min_si
 def test_a_mean_lies_in_its_interval_and_the_interval_in_the_values(values, seed):
     found = mean(values, seed)
     assert found.value == pytest.approx(np.mean(values))
-    assert min(values) - 1e-9 <= found.low <= found.high <= max(values) + 1e-9 or set(values) <= {0, 1}
+    assert min(values) - 1e-9 <= found.low <= found.high <= max(values) + 1e-9
     assert found.low - 1e-9 <= found.value <= found.high + 1e-9
     assert mean(values, seed) == found
 
@@ -46,8 +57,22 @@ def test_wilsons_interval_is_its_formula(case):
 
 
 def test_all_right_of_few_is_no_certainty():
-    assert mean([1.0] * 10) == proportion(10, 10)
-    assert mean([1.0] * 10).low == pytest.approx(0.722, abs=1e-3)
+    assert mean_score([1.0] * 10) == proportion(10, 10)
+    assert mean_score([1.0] * 10).low == pytest.approx(0.722, abs=1e-3)
+    assert mean_score([0.2, 0.9]) == mean([0.2, 0.9])
+    with pytest.raises(ValueError, match=r"scores lie in \[0, 1\], not in \[0, 85\]"):
+        mean_score([0, 85])
+
+
+def test_a_mean_of_no_nats_is_no_proportion():
+    assert mean([0.0] * 10) == (0, 0, 0)
+    assert mean_of_ratios([2.0, 3.0], [2.0, 3.0]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("pairs", [5, 14, 60])
+def test_flips_are_judged_by_the_exact_sign_test_however_many_pairs_stay(pairs):
+    base = [1.0] * pairs
+    assert compare([0.0] * 5 + base[5:], base).p == pytest.approx(2 * 0.5**5)
     with pytest.raises(ValueError, match="3 successes of 2 trials"):
         proportion(3, 2)
 
@@ -178,6 +203,25 @@ def test_what_predicts_the_score_is_found_and_what_does_not_is_not():
     row = found.loc[("all tasks", "all budgets", "theta")]
     assert row["rho_low"] < 0 < row["rho_high"]
     assert row["rows"] == 40
+
+
+def test_differences_between_tasks_predict_nothing_within_a_budget():
+    rng = np.random.default_rng(1)
+    parts = []
+    for task, level in (
+        ("easy", 0.1),
+        ("hard", 0.5),
+    ):  # the second loses more of both at the small budget, for reasons of its own
+        frame = samples(
+            lambda policy, budget, sample, level=level: (
+                1.0 if policy == FULL else 1 - level * (budget < 0.3) - 0.1 * rng.random()
+            ),
+            perturbation=lambda policy, budget, sample, level=level: level * (budget < 0.3) + 0.1 * rng.random(),
+        )
+        parts.append(frame.assign(task=task, source=task))
+    found = predictors(pd.concat(parts)).set_index(["task", "budget", "predictor"])
+    row = found.loc[("all tasks", "0.2", "perturbation")]
+    assert row["rho_low"] < 0 < row["rho_high"]
 
 
 def test_tasks_of_one_file_have_scores_of_their_own():

@@ -166,7 +166,10 @@ def test_the_needle_goes_through_the_depths():
     assert [one.depth for one in found] == [0, 0.25, 0.5, 0.75, 1] * 2
     for one in found:
         text = one.context
-        assert text.index(one.answer[0]) / len(text) == pytest.approx(one.depth, abs=0.08)
+        assert text.index(one.answer[0]) / len(text) == pytest.approx(one.depth, abs=0.04)
+    endless = tuple(f"word{number}" for number in range(400))  # a text in which no sentence ends
+    for one in make("needle", Asked(5, 2000, counted("reference"), haystack=endless)):
+        assert one.context.index(one.answer[0]) / len(one.context) == pytest.approx(one.depth, abs=0.05)
     assert {one.depth for one in make("needle", Asked(2, 1200, counted("reference"), depths=1))} == {0.5}
     with pytest.raises(InputError, match="--depths must be at least 1, not 0"):
         make("needle", Asked(1, 1200, counted("reference"), depths=0))
@@ -176,6 +179,8 @@ def test_the_words_that_follow_are_the_same_at_any_length():
     short, long = (make("fidelity", Asked(1, length, counted("reference")))[0] for length in (300, 900))
     assert short.answer == long.answer
     assert long.context.endswith(short.context)
+    with pytest.raises(InputError, match="fidelity: a text of 150 words is too short for 1000 tokens"):
+        make("fidelity", Asked(1, 1000, counted("reference"), haystack=tuple(f"word{number}" for number in range(150))))
 
 
 def test_a_users_text_takes_the_place_of_the_documentation():
@@ -221,9 +226,25 @@ class TestReading:
 
     def test_answers_that_stand_nowhere_are_not_asked_for(self, reading):
         count = counted("reference")
-        asked = [make("qa_2", Asked(1, 900, count, seed, data=reading["qa_2"]))[0] for seed in range(150)]
+        asked = make("qa_2", Asked(59, 900, count, data=reading["qa_2"]))
         assert all(one.answer != ("yes",) for one in asked)
-        assert len({one.question for one in asked}) > 30
+        assert len({one.question for one in asked}) == 59  # each once before one comes again
+
+    def test_documents_of_the_same_article_come_first(self, tmp_path):
+        rows = [{**row, "title": f"article {number % 4}"} for number, row in enumerate(SQUAD)]
+        (one,) = make("qa_1", Asked(1, 700, counted("reference"), data=written(tmp_path / "titled.jsonl", rows)))
+        number = int(re.search(r"number (\d+)\?", one.question).group(1))
+        found = [int(other) for other in re.findall(r"The river number (\d+) is", one.context)]
+        assert len(found) > 3
+        assert {other % 4 for other in found[:-1]} == {number % 4}  # the last is a part, which fills
+
+    def test_too_few_documents_and_the_other_data_are_refused(self, reading, tmp_path):
+        count = counted("reference")
+        few = written(tmp_path / "few.jsonl", SQUAD[:2])
+        with pytest.raises(InputError, match=r"qa_1: the data are enough for \d+ of 3000 tokens"):
+            make("qa_1", Asked(1, 3000, count, data=few))
+        with pytest.raises(InputError, match="is no data set for qa_2, whose contexts are titles with sentences"):
+            make("qa_2", Asked(1, 1000, count, data=reading["qa_1"]))
 
     def test_without_data_the_message_names_some(self):
         with pytest.raises(InputError, match="--data rajpurkar/squad_v2@validation"):
@@ -262,6 +283,8 @@ class TestTables:
         some = make(str(path), Asked(3, 0, len, seed=1))
         assert len({one.context for one in some}) == 3
         assert some == make(str(path), Asked(3, 0, len, seed=1))
+        assert make(str(path), Asked(2, 0, len, seed=1)) == some[:2]
+        assert [found[one.number].context for one in some] == [one.context for one in some]  # numbers are the file's
         assert ruling(found[0], str(path)).metric == "part"
 
     def test_rows_of_the_public_generator_are_scored_by_their_task(self, tmp_path):
@@ -292,6 +315,7 @@ class TestTables:
             ({"context": None}, "row 0: context must be text, not None"),
             ({"context": "  "}, "row 0: context is empty"),
             ({"question": 3}, "row 0: question must be text, not 3"),
+            ({"question": ["a", "b"]}, "row 0: question must be text"),
             ({"answer": []}, r"row 0: answer must be a text or a list of texts, none of them empty; not \[\]"),
             ({"answer": [""]}, "none of them empty"),
             ({"answer": None}, "none of them empty"),
@@ -363,7 +387,11 @@ class TestLongBench:
         path = written(tmp_path / "longbench.jsonl", [self.rows("qasper"), self.rows("lcc")])
         found = make(path, Asked(5, 0, len))
         assert [one.task for one in found] == ["qasper", "lcc"]
-        assert [ruling(one, path).metric for one in found] == ["f1", "edit"]
+        assert {one.task: ruling(one, path).metric for one in found} == {"qasper": "f1", "lcc": "edit"}
+        text = written(tmp_path / "text.jsonl", [{**self.rows("qasper"), "answers": "paris"}])
+        assert make("qasper", Asked(5, 0, len, data=text))[0].answer == ("paris",)
+        with pytest.raises(InputError, match="LongBench's row 0 has no context, no input or no answers"):
+            make("qasper", Asked(5, 0, len, data=written(tmp_path / "null.jsonl", [{**self.rows("qasper"), "context": None}])))
         with pytest.raises(InputError, match="has no row of the task hotpotqa"):
             make("hotpotqa", Asked(5, 0, len, data=path))
 
@@ -390,6 +418,16 @@ class TestNames:
                 register("mine")
         finally:
             unregister("mine")
+        register("broken")(lambda asked: 1 / 0)
+        register("listed")(lambda asked: [])
+        try:
+            with pytest.raises(InputError, match="the task broken raised ZeroDivisionError"):
+                make("broken", Asked(1, 7, len))
+            with pytest.raises(InputError, match="the task listed must return a DataFrame, not list"):
+                make("listed", Asked(1, 7, len))
+        finally:
+            unregister("broken")
+            unregister("listed")
         with pytest.raises(InputError, match="no metric is called 'best'; there are all, part"):
             register("other", metric="best")
         with pytest.raises(InputError, match="no metric is called"):
