@@ -44,6 +44,8 @@ class Task:
 
 TOLERANCE = 0.02
 """The share of the tokens asked for that a sample may lack."""
+WORD = 16
+"""Tokens that one word may have, by which a short sample may lack more."""
 
 
 def _generated(name: str, maker: Callable[[Asked, int], tuple[Build, int]], max_new_tokens: int) -> Function:
@@ -52,7 +54,7 @@ def _generated(name: str, maker: Callable[[Asked, int], tuple[Build, int]], max_
         for number in range(asked.samples):
             build, least = maker(asked, number)
             draft = fitted(build, asked.length, asked.count, least)
-            if (held := asked.count(draft.text)) < (1 - TOLERANCE) * asked.length:
+            if asked.length - (held := asked.count(draft.text)) > max(TOLERANCE * asked.length, WORD):
                 raise InputError(
                     f"{name}: the data are enough for {held} of {asked.length} tokens; give more of them, or a smaller length"
                 )
