@@ -168,29 +168,35 @@ RUNS = Table(
 
 FULL = "full"
 """The policy that evicts nothing; its rows are there once, at budget 1."""
+RIGHT = 0.5
+"""The score from which on an answer counts as right."""
 
 _TRUTH = (
     "; mean over layers, heads and the answer's first queries; 0 for the full cache; empty where none were judged or heads have none of "
     "their own"
 )
 
+_MODEL = Column("model", "string", "the model's name", key=True)
+_SOURCE = Column("source", "string", "the task as it was asked for: a name, a file, a data set", key=True)
+_LENGTH = Column("length", "int", "tokens that were asked for; 0 of a table, whose rows are as long as they are", key=True)
+_QUESTION = Column(
+    "question", "string", "whether entries were chosen with the question seen (query-aware) or unseen (agnostic)", key=True
+)
+_CHOOSER = Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True)
+_SIZE = Column("budget", "float", "entries per KV head, or a share of the context's in (0, 1]; 1 is the full cache", key=True)
+
 SAMPLES = Table(
     "samples",
     (
-        Column("model", "string", "the model's name", key=True),
-        Column("source", "string", "the task as it was asked for: a name, a file, a data set", key=True),
+        _MODEL,
+        _SOURCE,
         Column("task", "string", "the task that the row names, by which its answer is scored"),
-        Column("length", "int", "tokens that were asked for; 0 where the table says none", key=True),
+        _LENGTH,
         Column("seed", "int", "of what was drawn", key=True),
         Column("sample", "int", "place in the task's table", key=True),
-        Column(
-            "question",
-            "string",
-            "whether entries were chosen with the question seen (query-aware) or unseen (agnostic)",
-            key=True,
-        ),
-        Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),
-        Column("budget", "float", "entries per KV head, or a share of the context's in (0, 1]; 1 is the full cache", key=True),
+        _QUESTION,
+        _CHOOSER,
+        _SIZE,
         Column(
             "depth",
             "float",
@@ -230,13 +236,13 @@ SAMPLES = Table(
 """A row per sample, policy and budget of `criticalkv evaluate`."""
 
 _CHOSEN = (
-    Column("model", "string", "the model's name", key=True),
-    Column("source", "string", "the task as it was asked for", key=True),
+    _MODEL,
+    _SOURCE,
     Column("task", "string", "the task that the rows name; a file may have several", key=True),
-    Column("length", "int", "tokens that were asked for; 0 where the table says none", key=True),
-    Column("question", "string", "whether entries were chosen with the question seen or unseen", key=True),
-    Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),
-    Column("budget", "float", "entries per KV head, or a share of the context's in (0, 1]; 1 is the full cache", key=True),
+    _LENGTH,
+    _QUESTION,
+    _CHOOSER,
+    _SIZE,
 )
 _ENDS = "; empty where there is one sample"
 

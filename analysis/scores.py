@@ -4,13 +4,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.schema import FULL, SCORES
+from analysis.schema import FULL, RIGHT, SCORES
 from analysis.statistics import Estimate, adjusted, compare, mean, mean_score, proportion, rank_correlation
 
-BY = ["model", "source", "task", "length", "question", "policy", "budget"]
 SAMPLE = ["model", "source", "length", "question", "seed", "sample"]
 """What tells samples apart."""
 TASK = ["model", "source", "task", "length", "question"]
+BY = [*TASK, "policy", "budget"]
 RESAMPLES = 999
 PREDICTORS = ("perturbation", "relative_perturbation", "theta", "retained_mass", "kl", "agreement")
 
@@ -23,7 +23,7 @@ def scores(samples: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         full = keys[BY.index("policy")] == FULL
         score, kl = mean_score(part["score"], seed), mean(part["kl"], seed)
         change = compare(part["score"], part["full_score"], seed)
-        right = int((part["full_score"] >= 0.5).sum())
+        right = int((part["full_score"] >= RIGHT).sum())
         flipped = proportion(int(part["flipped"].sum()), right) if right else Estimate(*[float("nan")] * 3)
         rows.append(
             {

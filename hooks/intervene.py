@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -14,7 +13,7 @@ from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
 from hooks.forward import cache_given, given, tokens_given
 from hooks.layers import decoder_layers
-from hooks.masks import restricted, visible
+from hooks.masks import over_keys, restricted, visible
 
 
 @contextmanager
@@ -56,9 +55,7 @@ def hiding(
                 f"layer {layer}: a keep-mask {tuple(chosen.shape)} does not fit keys [batch {batch}, KV heads {kv_heads}, "
                 f"keys {seen}]"
             )
-        later = chosen.new_ones(batch, chosen.shape[1], seen - chosen.shape[2])
-        # a sliding window's cache has dropped the first ones
-        chosen = torch.cat([chosen, later], dim=2)[:, :, seen - keys :]
+        chosen = over_keys(chosen, seen, keys)
         chosen = chosen.repeat_interleave(heads // chosen.shape[1], dim=1)[:, :, None]
         return proceed(restricted(call, visible(call), chosen))
 

@@ -3,11 +3,21 @@
 from dataclasses import replace
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from hooks.dispatch import AttentionCall
 from hooks.errors import UnsupportedAttention
+
+
+def over_keys(keep: Bool[Tensor, "*batch entries"], seen: int, keys: int) -> Bool[Tensor, "*batch keys"]:
+    """A keep-mask over the first entries, over the `keys` that attention reads after `seen` tokens.
+
+    What was written after the mask was made stays; a sliding window's cache has dropped the first ones.
+    """
+    later = keep.new_ones(*keep.shape[:-1], seen - keep.shape[-1])
+    return torch.cat([keep, later], -1)[..., seen - keys :]
 
 
 def visible(call: AttentionCall, queries: int | None = None) -> Tensor:

@@ -1,6 +1,5 @@
 """`criticalkv generate`: a model answers on a cache that a policy evicts from, as it goes."""
 
-import ast
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 
 from analysis.errors import InputError
+from analysis.grid import literal
 from analysis.settings import DTYPES, REFERENCE, ValidationSettings
 
 if TYPE_CHECKING:
@@ -132,10 +132,7 @@ def _composed(
         key, joined, value = part.partition("=")
         if not joined:
             raise InputError(f"--set takes a parameter and its value, such as window=16; not {part!r}")
-        try:
-            settings[key.strip()] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            settings[key.strip()] = value
+        settings[key.strip()] = literal(value)
     from eviction import Moments, policy
 
     try:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analysis import schema
 from analysis.experiments.judging import FIELDS, UNTOUCHED, Judging, Masks
 from analysis.experiments.judging import Choice as Cell
 from analysis.experiments.prompts import Prompt
@@ -20,9 +21,7 @@ from hooks.forward import forward
 from hooks.reference import LoadedModel
 from perturbation.divergence import agreement, kl_divergence
 
-FULL: Cell = ("full", 1.0)
-RIGHT = 0.5
-"""The score from which on an answer counts as right."""
+FULL: Cell = (schema.FULL, 1.0)
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Answering:
             "prediction": self._text(said),
             "score": score,
             "full_score": full.score,
-            "flipped": int(full.score >= RIGHT > score),
+            "flipped": int(full.score >= schema.RIGHT > score),
             "kl": float(kl_divergence(full.logits, logits).mean()),
             "agreement": float(agreement(full.logits, logits).double().mean()),
             "log_likelihood": float(logits.double().log_softmax(-1).gather(1, given).mean()),

@@ -73,11 +73,9 @@ def evaluate(
         lacking = [Job(group, frozenset(cell.id for cell in group.cells) - done) for group in groups]
         jobs = [job for job in lacking if job.wanted]
         count = total - sum(len(job.wanted) for job in jobs)
-        about = {**grid.as_dict(), **provenance(command, __name__ + ".evaluate")}
-        store.note(f"grid {len(store.notes('grid '))}", about)
-        under_way = {"total": total, "cells": [cell.id for group in groups for cell in group.cells]}
-        store.note("asked", under_way)
-
+        made_by = provenance(command, f"{__name__}.evaluate")
+        store.note(f"grid {len(store.notes('grid '))}", {**grid.as_dict(), **made_by})
+        store.note("asked", {"total": total, "cells": [cell.id for group in groups for cell in group.cells]})
         began = time.time()
 
         def begins(what: str) -> None:
@@ -94,7 +92,7 @@ def evaluate(
                 store.put(cell, found)
             count += 1
             report(count, total, group.name)
-        return _published(store, groups, failed, grid, command)
+        return _published(store, groups, failed, {"settings": grid.as_dict(), "provenance": made_by})
 
 
 def _planned(grid: Grid, model: str, loaded: LoadedModel | None) -> list[Group]:
@@ -106,17 +104,15 @@ def _planned(grid: Grid, model: str, loaded: LoadedModel | None) -> list[Group]:
     return plan(grid, model, tokenizer, getattr(text, "max_position_embeddings", None))
 
 
-def _published(
-    store: Store, groups: Iterable[Group], failed: Mapping[str, str], grid: Grid, command: Sequence[str]
-) -> Evaluation:
+def _published(store: Store, groups: Iterable[Group], failed: Mapping[str, str], about: Mapping[str, Any]) -> Evaluation:
     """Write the tables of the grid's rows."""
     rows = store.rows(cell.id for group in groups for cell in group.cells)
     if not rows:
         reasons = "; ".join(dict.fromkeys(failed.values()))
         raise InputError(f"no cell could be computed: {reasons}")
     samples = SAMPLES.checked(pd.DataFrame(rows))
-    about = {"settings": grid.as_dict(), "provenance": provenance(command, __name__ + ".evaluate"), "failures": dict(failed)}
-    return Evaluation(samples, publish(store.folder, samples, about), failed, store.folder)
+    found = publish(store.folder, samples, {**about, "failures": dict(failed)})
+    return Evaluation(samples, found, failed, store.folder)
 
 
 def publish(folder: Path, samples: pd.DataFrame, about: Mapping[str, Any]) -> pd.DataFrame:

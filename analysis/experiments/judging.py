@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bounds.norms import projected_norms
 from bounds.theta import condition, retained_mass, theta
+from hooks.masks import over_keys
 from hooks.records import LayerRecord
 from perturbation.output import output_difference, projected_difference
 from perturbation.weights import attention_weights
@@ -57,9 +58,7 @@ class Judging:
         for choice, masks in self.masks.items():
             mask = masks[record.layer]
             assert mask is not None
-            later = mask.new_ones(*mask.shape[:2], self.seen - mask.shape[2])
-            # a sliding window's cache has dropped the first ones
-            keep = torch.cat([mask, later], 2)[:, :, -record.n_keys :].expand(-1, heads, -1)
+            keep = over_keys(mask, self.seen, record.n_keys).expand(-1, heads, -1)
             difference = output_difference(weights, record.values, keep, sinks)
             written = projected_difference(difference, blocks, heads, "head", gate)
             mass = retained_mass(weights, keep, sinks)

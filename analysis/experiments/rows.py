@@ -12,6 +12,7 @@ from bounds.audit import audit
 from bounds.norms import projected_norms
 from bounds.theta import condition, retained_mass
 from eviction.select import Decision
+from hooks.masks import over_keys
 from hooks.records import LayerRecord
 from perturbation.output import coupling, output_difference, projected_difference
 from perturbation.weights import attention_weights
@@ -52,7 +53,7 @@ def layer_rows(
     """
     weights, sink_mass = attention_weights(**record.inputs)
     blocks = record.projection_blocks
-    keep = torch.stack([_extended(decision.keep, record.n_keys) for decision in decisions.values()])
+    keep = torch.stack([over_keys(decision.keep, record.n_keys, record.n_keys) for decision in decisions.values()])
     masses = _stage1_masses(weights, sink_mass, decisions, record.n_keys)
     difference = output_difference(weights[None], record.values[None], keep, sink_mass[None])
     gate = None if record.gate is None else record.gate[None]
@@ -111,16 +112,12 @@ def drift_rows(
     return pd.DataFrame(rows)
 
 
-def _extended(mask: Tensor, keys: int) -> Tensor:
-    return torch.cat([mask, mask.new_ones(*mask.shape[:2], keys - mask.shape[2])], dim=-1)
-
-
 def _stage1_masses(weights: Tensor, sink_mass: Tensor, decisions: Mapping[Choice, Decision], keys: int) -> Tensor:
     """σ₁ per choice [choices, batch, heads, queries]; NaN where the policy has no stages."""
     masses = [
         torch.full_like(sink_mass, torch.nan)
         if decision.stage1 is None
-        else retained_mass(weights, _extended(decision.stage1, keys), sink_mass)
+        else retained_mass(weights, over_keys(decision.stage1, keys, keys), sink_mass)
         for decision in decisions.values()
     ]
     return torch.stack(masses)

@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,6 +26,8 @@ VERSIONS = ("criticalkv", "torch", "transformers", "tokenizers", "numpy", "rouge
 ROOMS = ("hooks", "perturbation", "bounds", "eviction", "analysis/experiments", "analysis/tasks")
 """Folders whose code decides what a cell's numbers are."""
 ID = 24
+WHERE = ("model", "source", "length", "seed", "sample", "question")
+"""The columns that tell prompts apart."""
 
 
 @dataclass(frozen=True)
@@ -91,27 +93,29 @@ def plan(grid: Grid, model: str, tokenizer: Any, limit: int | None) -> list[Grou
     Raises:
         InputError: a task cannot be made, or a prompt and its answer are longer than the model's positions.
     """
-    rules = {FULL[0]: _policy(None), **{name: _policy(one) for name, one in policies(grid).items()}}
+    rules = {FULL[0]: "full", **{name: _policy(one) for name, one in policies(grid).items()}}
     chosen = [FULL, *((name, budget) for name in grid.policies for budget in grid.budgets)]
+    hay, held = _haystack(grid), weights(model)
     groups = []
     for name in names(grid.tasks):
         sized = task(name).sized
         for length in grid.lengths if sized else grid.lengths[:1]:
             for seed in grid.seeds if sized else grid.seeds[:1]:  # of a table a seed draws the same rows again
-                drawn = _drawn(grid, name, length, seed, tokenizer)
-                require_room([one for one, _ in drawn], limit, model)
+                drawn = _drawn(grid, name, length, seed, tokenizer, hay)
+                require_room(drawn, limit, model)
                 origin = {"model": model, "source": name, "length": length if sized else 0, "seed": seed}
-                keys = {id(one): {**origin, **_keys(grid, one)} for one, _ in drawn}
-                digests = {id(one): digest for one, digest in drawn}
-                for prompts in by_context([one for one, _ in drawn]):
+                for prompts in by_context(drawn):
+                    keys = [{**origin, **_keys(grid, one)} for one in prompts]
                     cells = [
-                        Planned(_id(grid, keys[id(one)], digests[id(one)], cell, rules[cell[0]]), place, cell)
-                        for place, one in enumerate(prompts)
+                        Planned(_id(grid, [*known, held], digest, cell, rules[cell[0]]), place, cell)
+                        for place, (known, digest) in enumerate(
+                            ([one[column] for column in WHERE], _digest(prompt))
+                            for one, prompt in zip(keys, prompts, strict=True)
+                        )
                         for cell in chosen
                     ]
-                    first = prompts[0].sample
-                    title = f"{name}, {prompts[0].length} tokens, sample {first.number}"
-                    groups.append(Group(model, title, tuple(prompts), tuple(keys[id(one)] for one in prompts), tuple(cells)))
+                    title = f"{name}, {prompts[0].length} tokens, sample {prompts[0].sample.number}"
+                    groups.append(Group(model, title, tuple(prompts), tuple(keys), tuple(cells)))
     found = [(*group.keys[one.prompt].items(), one.cell) for group in groups for one in group.cells]
     if len(set(found)) < len(found):
         raise InputError(
@@ -165,21 +169,20 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-def _drawn(grid: Grid, name: str, length: int, seed: int, tokenizer: Any) -> list[tuple[Prompt, str]]:
-    """The prompts of a task, and a digest of the data of each."""
+def _drawn(grid: Grid, name: str, length: int, seed: int, tokenizer: Any, haystack: tuple[str, ...]) -> list[Prompt]:
+    """The prompts of a task."""
 
     def count(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
-    asked = Asked(grid.samples, length, count, seed, _haystack(grid), grid.depths, grid.data)
+    asked = Asked(grid.samples, length, count, seed, haystack, grid.depths, grid.data)
     found = []
     for sample in make(name, asked):
         ruler = ruling(sample, name)
         rule = grid.metric or ruler.metric
         if grid.max_new_tokens is not None:
             sample = replace(sample, max_new_tokens=grid.max_new_tokens)
-        one = prompt(tokenizer, sample, rule, aware=grid.aware, raw=grid.raw or ruler.raw, forced=rule == FORCED)
-        found.append((one, _digest(one)))
+        found.append(prompt(tokenizer, sample, rule, aware=grid.aware, raw=grid.raw or ruler.raw, forced=rule == FORCED))
     return found
 
 
@@ -213,16 +216,10 @@ def source(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__} {text} {held} {thing.__defaults__}"
 
 
-def _policy(chosen: Policy | None) -> str:
-    """A policy as ids have it: its settings, and the source of a function of the user's."""
-    function = getattr(chosen.accumulate, "function", None) if chosen is not None else None
-    return (
-        "full"
-        if chosen is None
-        else f"{source(function)} {chosen}"
-        if function is None
-        else f"{source(function)} {chosen.name}"
-    )
+def _policy(chosen: Policy) -> str:
+    """A policy as ids have it: its settings; of a function of the user's its source, since where it lies in memory says nothing."""
+    function = getattr(chosen.accumulate, "function", None)
+    return f"{source(function)} {chosen if function is None else chosen.name}"
 
 
 def weights(model: str) -> str:
@@ -234,8 +231,7 @@ def weights(model: str) -> str:
     return repr([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
 
 
-def _id(grid: Grid, keys: Mapping[str, Any], digest: str, cell: Cell, rule: str) -> str:
-    where = [keys[name] for name in ("model", "source", "length", "seed", "sample", "question")] + [weights(keys["model"])]
+def _id(grid: Grid, where: Sequence[Any], digest: str, cell: Cell, rule: str) -> str:
     settings = [grid.judge, grid.device, grid.device_map, grid.dtype, cell[0], cell[1], rule]
     return hashlib.sha256(json.dumps([where, digest, settings, code()]).encode()).hexdigest()[:ID]
 

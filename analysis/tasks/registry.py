@@ -1,6 +1,5 @@
 """Tasks by name: RULER's, LongBench's, a needle over length and depth, language modelling, a user's own function, or a table somewhere."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 import pandas as pd
 
 from analysis.errors import InputError
+from analysis.grid import nearest
 from analysis.tasks import fidelity, longbench, needle
 from analysis.tasks.asked import Asked
 from analysis.tasks.data import drawn, is_file, read
@@ -29,7 +29,6 @@ class Task:
         metric: a name in `METRICS`, `FORCED`, or a function.
         raw: whether the text is given as it is, never in a chat template.
         source: where it comes from.
-        data: a data set that is read where the user names none; None where none is needed.
         sized: whether its samples are as long as is asked; others are as long as they are.
     """
 
@@ -38,7 +37,6 @@ class Task:
     metric: str | Metric
     raw: bool = False
     source: str = ""
-    data: str | None = None
     sized: bool = True
 
 
@@ -91,7 +89,7 @@ def _ruler() -> dict[str, Task]:
         made[name] = Task(name, _generated(name, plain(name, counted), counting.MAX_NEW_TOKENS[name]), "all", source=source)
     for name in reading.HUB:
         make = _generated(name, _asking(name), reading.MAX_NEW_TOKENS)
-        made[name] = Task(name, make, "part", source=source, data=reading.HUB[name])
+        made[name] = Task(name, make, "part", source=source)
     return made
 
 
@@ -107,7 +105,6 @@ LONGBENCH: dict[str, Task] = {
         kind.metric,
         raw=kind.raw,
         source="LongBench, arXiv 2308.14508",
-        data=f"{longbench.HUB}:{name}@test",
         sized=False,
     )
     for name, kind in longbench.KINDS.items()
@@ -205,9 +202,9 @@ def task(name: str) -> Task:
         return every[name]
     if is_file(name) or "/" in name:
         return Task(name, partial(_read, name), "part", source="a table", sized=False)
-    near = difflib.get_close_matches(name, [*every, *GROUPS], 3, 0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*every, *GROUPS])}"
-    raise InputError(f"no task is called {name!r}; {hint} A file of rows or a data set (owner/name) is a task too")
+    raise InputError(
+        f"no task is called {name!r}; {nearest(name, (*every, *GROUPS))} A file of rows or a data set (owner/name) is a task too"
+    )
 
 
 def make(name: str, asked: Asked) -> list[Sample]:
