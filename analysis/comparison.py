@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from analysis.errors import InputError
+from analysis.errors import InputError, first_line
 from analysis.schema import SAMPLES
 from analysis.statistics import adjusted, compare
 
@@ -27,8 +27,7 @@ def read_run(folder: Path) -> pd.DataFrame:
     try:
         return SAMPLES.read(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} cannot be read: {first}") from error
+        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def compared(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:

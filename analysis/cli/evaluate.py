@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from analysis.cli import options
 from analysis.cli.progress import progress_bar
+from analysis.cli.tables import cache_size, table
 from analysis.errors import InputError
 from analysis.grid import POLICIES, Grid, budgets, made, parted, whole_numbers
 from analysis.schema import FULL
@@ -21,6 +20,8 @@ from analysis.settings import REFERENCE
 DEFAULT = ",".join(POLICIES)
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from analysis.experiments.engines import Engine
     from analysis.experiments.evaluate import Evaluation
 
@@ -157,21 +158,23 @@ def show(found: "Evaluation") -> None:
     console.print(f"Rows: {found.folder / 'samples.parquet'}", soft_wrap=True, markup=False)
 
 
-def _table(title: str, rows: list[dict[Any, Any]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    for column in ("cache", "score", "interval", "change", "flipped", "KL (nats)", "bytes"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        full, budget = row["policy"] == FULL, row["budget"]
-        table.add_row(
-            row["policy"],
-            f"{budget:g}" if budget > 1 else f"{100 * budget:.3g} %",
-            f"{row['score']:.2f}",
-            "" if isnan(row["score_low"]) else f"{row['score_low']:.2f} to {row['score_high']:.2f}",
-            "" if full else f"{row['change']:+.2f}",
-            "" if full or isnan(row["flipped"]) else f"{row['flipped']:.0%}",
-            "" if full else f"{row['kl']:.3g}",
-            f"{row['bytes_share']:.1%}",
-        )
-    return table
+def _table(title: str, rows: list[dict[Any, Any]]) -> "Table":
+    return table(
+        ("policy", "cache", "score", "interval", "change", "flipped", "KL (nats)", "bytes"),
+        [_cells(row) for row in rows],
+        title,
+    )
+
+
+def _cells(row: dict[Any, Any]) -> tuple[str, ...]:
+    full = row["policy"] == FULL
+    return (
+        row["policy"],
+        cache_size(row["budget"]),
+        f"{row['score']:.2f}",
+        "" if isnan(row["score_low"]) else f"{row['score_low']:.2f} to {row['score_high']:.2f}",
+        "" if full else f"{row['change']:+.2f}",
+        "" if full or isnan(row["flipped"]) else f"{row['flipped']:.0%}",
+        "" if full else f"{row['kl']:.3g}",
+        f"{row['bytes_share']:.1%}",
+    )

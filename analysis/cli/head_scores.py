@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from analysis.cli.progress import progress_bar
+from analysis.cli.tables import table
 from analysis.errors import InputError
 from analysis.settings import DTYPES, REFERENCE, ValidationSettings
 
@@ -61,13 +60,10 @@ def head_scores(
     ranked = sorted(
         ((score, layer, head) for layer, row in enumerate(found.scores) for head, score in enumerate(row)), reverse=True
     )
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("layer", "head", "score"):
-        table.add_column(column, justify="right")
-    for score, layer, head in ranked[:10]:
-        table.add_row(str(layer), str(head), f"{score:.3f}")
     shown = Console()
     shown.print(loaded.label, markup=False, style="bold")
     shown.print(f"The heads that look at the needle most ({measure})")
-    shown.print(table)
+    shown.print(
+        table(("layer", "head", "score"), [(layer, head, f"{score:.3f}") for score, layer, head in ranked[:10]], left=0)
+    )
     shown.print(f"The model said {found.answered:.0%} of the needles' tokens by itself. Written: {out}", markup=False)

@@ -1,14 +1,14 @@
 """`criticalkv leave-one-out`: the exact KL of every entry's removal, and how near the estimates come to it."""
 
+from math import isnan
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from analysis.cli.progress import progress_bar
+from analysis.cli.tables import table
 from analysis.errors import InputError
 from analysis.settings import DTYPES, REFERENCE, ValidationSettings
 
@@ -78,17 +78,14 @@ def leave_one_out(
             raise InputError(str(error)) from error
     rows.to_parquet(out, index=False)
     found = judged(rows).groupby("estimate", sort=False)[["spearman", "recall20", "nats"]].mean()
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("estimate")
-    for column in ("rank correlation", "recall of the top 20 %", "nats over exact"):
-        table.add_column(column, justify="right")
-    for estimate, row in found.iterrows():
-        nats = "" if row["nats"] != row["nats"] else f"{row['nats']:.2f}"
-        table.add_row(str(estimate), f"{row['spearman']:.3f}", f"{row['recall20']:.3f}", nats)
+    rows_shown = [
+        (estimate, f"{row['spearman']:.3f}", f"{row['recall20']:.3f}", "" if isnan(row["nats"]) else f"{row['nats']:.2f}")
+        for estimate, row in found.iterrows()
+    ]
     shown = Console()
     shown.print(loaded.label, markup=False, style="bold")
     shown.print(
         f"{text.name}, {tokens.shape[1]} tokens, the last one's next token; {len(layers)} layers, means over them", markup=False
     )
-    shown.print(table)
+    shown.print(table(("estimate", "rank correlation", "recall of the top 20 %", "nats over exact"), rows_shown))
     shown.print(f"Written: {out}", markup=False)

@@ -7,11 +7,10 @@ from collections import Counter
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from analysis.cli.tables import table
 from analysis.errors import InputError
 
 
@@ -43,17 +42,16 @@ def models(
     if as_json:
         typer.echo(json.dumps([{**dataclasses.asdict(status), "checks": status.checks} for status in found]))
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("family", "status", "attention", "logits", "A V", "W_O", "note"):
-        table.add_column(column, overflow="fold")
+    rows = []
     marks = {True: "✓", False: "✗", None: ""}
     for status in found:
         note = status.note or ", ".join(
             words for words, true in (("gated", status.gated), (f"{status.skipped} layers skipped", status.skipped)) if true
         )
-        table.add_row(status.family, status.status, status.attention, *(marks[c] for c in status.checks.values()), note)
+        rows.append((status.family, status.status, status.attention, *(marks[c] for c in status.checks.values()), note))
     out = Console()
-    out.print(table)
+    columns = ("family", "status", "attention", "logits", "A V", "W_O", "note")
+    out.print(table(columns, rows, left=len(columns), fold=columns))
     counts = Counter(status.status for status in found)
     for kind, meaning in MEANING.items():
         if counts[kind]:

@@ -5,10 +5,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from analysis.cli.tables import table
 from analysis.errors import InputError
 
 
@@ -24,10 +23,7 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="One JSON arra
         typer.echo(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
         return
     out = Console()
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    for column in ("budget", "selection", "looks at", "source"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for one in found:
         base, _, selection = one.name.partition("+")
         # a selection is listed once, on the base that most studies start from
@@ -39,8 +35,9 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="One JSON arra
             "select" if kinds["select"] != "AttentionOnly" else "allocate" if kinds["allocate"] != "Uniform" else "accumulate"
         )
         source = sources[newest]
-        table.add_row(one.name, one.verbs[1][1], one.verbs[2][1], one.queries, source)
-    out.print(table)
+        rows.append((one.name, one.verbs[1][1], one.verbs[2][1], one.queries, source))
+    columns = ("policy", "budget", "selection", "looks at", "source")
+    out.print(table(columns, rows, left=5, fold=columns[1:]))
     out.print(
         f"A selection goes with every base (adakv+two-stage, h2o+norm, …): {len(found)} names. criticalkv explain NAME tells more."
     )

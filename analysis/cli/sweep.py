@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from analysis.cli import options
 from analysis.cli.evaluate import asked, imported, run
+from analysis.cli.tables import cache_size, table
 from analysis.errors import InputError
 from analysis.grid import from_toml, made, parted
 
@@ -178,28 +177,26 @@ def compare(
         typer.echo(found.to_json(orient="records"))
         return
     chosen = found[found["measure"] == measure]
-    table = Table(title=f"{measure}: {second} − {first}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, column in enumerate(
-        ("task", "policy", "cache", "pairs", "first", "second", "difference", "interval", "p adjusted")
-    ):
-        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=number > 0)
+    rows = []
     for row in chosen.to_dict("records"):
         length = f", {row['length']}" if row["length"] else ""
-        budget = f"{row['budget']:g}" if row["budget"] > 1 else f"{100 * row['budget']:.3g} %"
         ends = "" if row["low"] != row["low"] else f"{row['low']:+.3g} to {row['high']:+.3g}"
-        table.add_row(
-            f"{row['task']}{length}, {row['question']}",
-            row["policy"],
-            budget,
-            str(row["pairs"]),
-            f"{row['first']:.3g}",
-            f"{row['second']:.3g}",
-            f"{row['difference']:+.3g}",
-            ends,
-            f"{row['p_adjusted']:.2g}",
+        rows.append(
+            (
+                f"{row['task']}{length}, {row['question']}",
+                row["policy"],
+                cache_size(row["budget"]),
+                row["pairs"],
+                f"{row['first']:.3g}",
+                f"{row['second']:.3g}",
+                f"{row['difference']:+.3g}",
+                ends,
+                f"{row['p_adjusted']:.2g}",
+            )
         )
     console = Console()
-    console.print(table)
+    columns = ("task", "policy", "cache", "pairs", "first", "second", "difference", "interval", "p adjusted")
+    console.print(table(columns, rows, f"{measure}: {second} − {first}", left=2, fold=("task",)))
     console.print(
         "intervals: 95 %, bootstrap over pairs; p: Wilcoxon, adjusted by Benjamini-Hochberg over all measures", style="dim"
     )

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from analysis.cli.progress import progress_bar
+from analysis.cli.tables import table
 from analysis.errors import InputError
 from analysis.settings import DTYPES, POOLINGS, REFERENCE, ValidationSettings
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
     from analysis.experiments.run import Validation
 
@@ -108,21 +108,16 @@ def _print(finished: "Validation") -> None:
     name, note = finished.about["model"]["name"], finished.about["model"]["note"]
     console.print(f"{name} ({note})" if note else name, markup=False, style="bold")
     console.print(
-        _rich("L1 perturbation, two-stage against attention-only", perturbation_table(perturbation_summary(finished.heads)))
+        _shown("L1 perturbation, two-stage against attention-only", perturbation_table(perturbation_summary(finished.heads)))
     )
     console.print(LEGEND + "\n", style="dim")
     console.print(
-        _rich(f"The next {finished.about['settings']['later']} tokens", behaviour_table(behaviour_summary(finished.runs)))
+        _shown(f"The next {finished.about['settings']['later']} tokens", behaviour_table(behaviour_summary(finished.runs)))
     )
     broken = violations(finished.heads)
     console.print("L ≤ θ held for every query of every head." if broken == 0 else f"[bold red]L > θ for {broken} queries.[/]")
     console.print(f"Report: {finished.report}", soft_wrap=True, markup=False)
 
 
-def _rich(title: str, frame: "pd.DataFrame") -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, column in enumerate(frame.columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in frame.itertuples(index=False, name=None):
-        table.add_row(*map(str, row))
-    return table
+def _shown(title: str, frame: "pd.DataFrame") -> "Table":
+    return table(list(frame.columns), frame.itertuples(index=False, name=None), title)

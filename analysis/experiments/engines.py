@@ -181,14 +181,10 @@ class Ray:
                 continue
             except ray.exceptions.RayActorError as error:
                 del busy[stream]
-                losses = job.losses + 1 if left == job.wanted else 1
-                alone = [one.id for one in job.group.cells if one.id in left]
-                if losses < LOSSES and alone:
-                    waiting.appendleft(Job(job.group, frozenset(left), losses))
-                elif losses > LOSSES:
-                    yield job.group, alone[0], f"{losses} workers were lost on it: {told(error)}"
-                else:
-                    waiting.extendleft(Job(job.group, frozenset([cell]), losses) for cell in reversed(alone))
+                again, given_up = recovered(job, left)
+                waiting.extendleft(reversed(again))
+                for one in given_up:
+                    yield job.group, one, f"{LOSSES + 1} workers were lost on it: {told(error)}"
                 continue
             except Exception as error:  # raised in the worker beside its cells: the model cannot be loaded there
                 del busy[stream]
@@ -200,3 +196,17 @@ class Ray:
             yield job.group, cell, found
         for worker in idle:
             ray.kill(worker)
+
+
+def recovered(job: Job, left: Collection[str]) -> tuple[list[Job], list[str]]:
+    """What is tried again after a worker was lost on a job of which `left` are unfinished, and the cells that are given up.
+
+    The rest of the job at first; from `LOSSES` workers in a row on, its cells one by one; a cell on which one more is lost is given up.
+    """
+    losses = job.losses + 1 if set(left) == job.wanted else 1
+    cells = [one.id for one in job.group.cells if one.id in left]
+    if losses > LOSSES:
+        return [], cells
+    if losses < LOSSES:
+        return ([Job(job.group, frozenset(cells), losses)] if cells else []), []
+    return [Job(job.group, frozenset([cell]), losses) for cell in cells], []

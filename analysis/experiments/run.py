@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from analysis.errors import InputError
+from analysis.errors import InputError, first_line
 from analysis.experiments.contexts import Text, texts, tokenised
 from analysis.experiments.output import RunFolder
 from analysis.experiments.validation import steps, validate_context
@@ -65,7 +65,7 @@ def available(device: str) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device} is not available: {str(error).splitlines()[0]}") from error
+        raise InputError(f"--device {device} is not available: {first_line(error)}") from error
     if found.type == "meta":
         raise InputError("--device meta holds no numbers to measure; name cpu, cuda or another real device")
     return found

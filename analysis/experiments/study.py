@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import InputError
+from analysis.errors import InputError, first_line
 from analysis.experiments.answering import FULL, Answering
 from analysis.experiments.judging import Choice as Cell
 from analysis.experiments.prompts import Prompt, by_context, prompt, require_room
@@ -165,8 +165,9 @@ def compute(
 
 def told(error: Exception) -> str:
     """An error in a line."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"
+    kind = type(error).__name__
+    first = first_line(error)
+    return kind if first == kind else f"{kind}: {first}"
 
 
 def _drawn(grid: Grid, name: str, length: int, seed: int, tokenizer: Any, haystack: tuple[str, ...]) -> list[Prompt]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.errors import InputError
+from analysis.errors import InputError, first_line
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 NAMED = re.compile(r"^(?P<name>[^:@]+)(:(?P<config>[^@]+))?(@(?P<split>.+))?$")
@@ -43,8 +43,9 @@ def read(name: str) -> pd.DataFrame:
     except InputError:
         raise
     except Exception as error:  # of as many kinds as there are ways to be unreadable
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"{name} cannot be read: {first}") from error
+        # datasets wraps what went wrong in an error of its own
+        why = first_line(error) + (f" ({first_line(error.__cause__)})" if error.__cause__ else "")
+        raise InputError(f"{name} cannot be read: {why}") from error
     finally:
         if shown:
             enable_progress_bar()
