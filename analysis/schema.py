@@ -66,6 +66,8 @@ class Table:
             ValueError: a column is missing or unknown, a value is missing where none may be, or two rows share their key.
         """
         names = [column.name for column in self.columns]
+        if not len(frame.columns):  # nothing was measured
+            return self.arrow.empty_table().to_pandas()
         if set(frame.columns) != set(names):
             raise ValueError(
                 f"{self.name}: missing columns {sorted(set(names) - set(frame.columns))}, unknown columns "
@@ -96,7 +98,15 @@ _CELL = (
     Column("layer", "int", "decoder layer, from 0", key=True),
 )
 _CHOICE = (
-    Column("policy", "string", "what chose the entries: " + ", ".join(POLICIES), key=True),
+    Column(
+        "policy",
+        "string",
+        "what chose the entries: "
+        + ", ".join(POLICIES)
+        + "; a variant is written with the parameters that differ from the run's "
+        "(snapkv+two-stage:epsilon=0)",
+        key=True,
+    ),
     _BUDGET,
 )
 _JUDGED = (
@@ -161,8 +171,110 @@ RUNS = Table(
         Column("tokens", "int", "tokens of the prompt"),
         Column("kl", "float", "KL(full ‖ evicted) of the next tokens' distributions, in nats; mean over the tokens"),
         Column("agreement", "float", "share of the next tokens whose likeliest token is the full cache's"),
-        Column("entries_kept", "int", "entries that each KV head of each layer keeps of the prompt"),
+        Column("entries_kept", "int", "entries that a KV head keeps of the prompt, mean over layers and heads, rounded"),
         Column("bytes", "int", "bytes of the cache after the prompt"),
+    ),
+)
+
+_CHOICE_RULE = Column(
+    "choice",
+    "string",
+    "what chose the entries: attention (A), norm (A‖ν‖), two-stage (the run's α and ε), two-stage, ε = 0, centred (A‖ν − o‖), ratio (the "
+    "exact minimiser of θ_o), least θ (the exact minimiser of θ), least L found (an exchange search on the true L2 error)",
+    key=True,
+)
+
+SINGLE = Table(
+    "single",
+    (
+        *_CELL,
+        Column("head", "int", "query head, from 0, with entries of its own", key=True),
+        _CHOICE_RULE,
+        Column("budget", "float", "share of the entries that are kept, none always", key=True),
+        Column("norm", "string", "L1 or L2", key=True),
+        Column("perturbation", "float", "L = ‖(o − ô) W_h‖, exact, for the prompt's last query"),
+        Column("theta", "float", "the paper's bound θ"),
+        Column("theta_o_hat", "float", "our bound θ_ô = Σ_E A‖ν − ô‖"),
+        Column("retained_mass", "float", "σ"),
+        Column("lower", "float", "what no choice can bring θ below; empty but for 'least θ' in L1", nullable=True),
+        Column("violations", "int", "1 where a link of L ≤ θ_ô ≤ θ is broken beyond rounding"),
+    ),
+)
+"""The theory's own setting: the prompt's last query and its own attention, each query head by itself, no pooling, nothing always kept."""
+
+ENTRIES = Table(
+    "entries",
+    (
+        *_CELL,
+        Column("kv_head", "int", "KV head, from 0", key=True),
+        Column("entry", "int", "position of the entry", key=True),
+        Column("exact", "float", "KL of the next token's distribution with and without the entry, in nats, in float64"),
+        Column("fisher", "float", "its estimate from the Fisher information, in nats"),
+        Column("straight_through", "float", "its estimate with all later layers taken as the identity, in nats"),
+        Column("straight_through_layer", "float", "the same, the layer's own MLP counted, in nats"),
+        Column("attention", "float", "A, mean over the group's heads"),
+        Column("value_norm", "float", "A‖V W_O‖₁, mean over the group's heads"),
+        Column("single_eviction", "float", "‖Σ_h A/(1 − A)(o − ν)‖₂, the exact error of the attention output"),
+    ),
+)
+"""One row per cache entry of the first tokens of a context: what its removal alone does, exact and estimated by the last query."""
+
+ALLOCATION = Table(
+    "allocation",
+    (
+        _CONTEXT,
+        Column("policy", "string", "what chose the entries", key=True),
+        Column("budget", "float", "share of the prompt's entries that a KV head keeps on average", key=True),
+        Column("layer", "int", "decoder layer, from 0", key=True),
+        Column("kv_head", "int", "KV head, from 0", key=True),
+        Column("kept", "int", "entries that this head keeps"),
+        Column("tokens", "int", "entries that it had"),
+    ),
+)
+
+KEPT = Table(
+    "kept",
+    (
+        _CONTEXT,
+        Column("policy", "string", "what chose the entries", key=True),
+        Column("budget", "float", "share of the prompt's entries that a KV head keeps on average", key=True),
+        Column("position", "int", "of the token in the prompt, from 0", key=True),
+        Column("token", "string", "the token's text"),
+        Column("share", "float", "of all KV heads of all layers, the share that keeps its entry"),
+    ),
+)
+
+TIMINGS = Table(
+    "timings",
+    (
+        _CONTEXT,
+        Column("policy", "string", "what chose the entries; 'full' is the full cache", key=True),
+        Column("budget", "float", "share of the prompt's entries that each KV head keeps", key=True),
+        Column("repeat", "int", "policies take turns; this is the turn", key=True),
+        Column("first_token_s", "float", "seconds from the prompt to the first token's logits and the compressed cache"),
+        Column("token_s", "float", "seconds for each token decoded after it"),
+    ),
+)
+
+VERDICTS = ("holds", "does not hold here", "undecided", "not measured")
+
+CLAIMS = Table(
+    "claims",
+    (
+        Column(
+            "id",
+            "string",
+            "C1 to C10 are CriticalKV's, B the behaviour paper's, O ours, Q its open questions; docs/claims.md",
+            key=True,
+        ),
+        Column("statement", "string", "what is claimed, with the threshold of the verdict"),
+        Column("paper_value", "string", "what the source reports, in its setting; empty where it gives none", nullable=True),
+        Column("value", "float", "what was measured here: the mean over contexts; empty where nothing was", nullable=True),
+        Column("low", "float", "lower end of its interval at 95 %", nullable=True),
+        Column("high", "float", "upper end", nullable=True),
+        Column("verdict", "string", "one of " + ", ".join(VERDICTS)),
+        Column("setting", "string", "on what it was measured: model, contexts, budget, queries"),
+        Column("command", "string", "what measures it, or would"),
     ),
 )
 
@@ -288,5 +400,5 @@ SCORES = Table(
 )
 """A row per task, length, policy and budget: means over samples, with intervals."""
 
-TABLES = (HEADS, LAYERS, RUNS)
-"""What a validation writes."""
+TABLES = (HEADS, LAYERS, RUNS, SINGLE, ENTRIES, ALLOCATION, KEPT, TIMINGS)
+"""What a validation measures; `CLAIMS` is made of them, and of `SAMPLES` where there are any. A table that was not asked for is empty."""

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.ablations import ABLATIONS, IN_ONE_RUN
 from analysis.errors import InputError
 
 REFERENCE = "SmolLM2-135M-Instruct"
@@ -31,6 +32,17 @@ class ValidationSettings:
     budgets: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
     alpha: float = 0.5
     epsilon: float = 1e-4
+    ablations: tuple[str, ...] = IN_ONE_RUN
+    lengths: tuple[int, ...] = ()
+    """Tokens of each context, several times over; none: `context_length` alone."""
+    leave_one_out: int = 128
+    """Tokens of each context whose removals are measured exactly, one by one; 0 leaves that out."""
+    others: bool = True
+    """Whether policies that divide budgets, and the optima of single heads, are measured too."""
+    full: bool = False
+    """Also time the policies, and let the model answer RULER's tasks at 40 % cache: what takes long."""
+    answers: Path | None = None
+    """The folder of an evaluation whose rows the claims about tasks are judged by."""
     later: int = 32
     seed: int = 0
     device: str = "cpu"
@@ -40,6 +52,16 @@ class ValidationSettings:
         for name in ("passages", "context_length", "window", "kernel", "later"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in self.ablations:
+            if name not in ABLATIONS:
+                raise InputError(f"no ablation is called {name!r}; there are {', '.join(ABLATIONS)}")
+        if self.full and self.answers is not None:
+            raise InputError("--full makes answers of its own; give either it or --answers")
+        for length in self.lengths:
+            if length < 1:
+                raise InputError(f"a context has at least 1 token, not {length}")
+        if self.leave_one_out < 0 or self.leave_one_out == 1:
+            raise InputError(f"--leave-one-out is 0 (none) or at least 2 tokens, not {self.leave_one_out}")
         if self.kernel % 2 == 0:
             raise InputError(f"--kernel must be odd, so that it has a middle; not {self.kernel}")
         if self.pooling not in POOLINGS:
@@ -58,10 +80,17 @@ class ValidationSettings:
         if not 0 <= self.epsilon < float("inf"):
             raise InputError(f"--epsilon must be a finite number of at least 0, not {self.epsilon:g}")
 
+    @property
+    def middle_budget(self) -> float:
+        """The budget of what is measured at one budget: the one nearest to the paper's 20 %."""
+        return min(self.budgets, key=lambda budget: (abs(budget - 0.2), budget))
+
     def as_dict(self) -> dict[str, object]:
         """The settings as JSON can hold them."""
         values = dataclasses.asdict(self)
-        return {**values, "context_files": [str(path) for path in self.context_files], "budgets": list(self.budgets)}
+        values["answers"] = None if self.answers is None else str(self.answers)
+        values["context_files"] = [str(path) for path in self.context_files]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def fingerprint(self, contexts: list[tuple[str, str]], versions: dict[str, str]) -> str:
         """A digest of settings, texts (name, content) and versions: what a continued run must agree on."""

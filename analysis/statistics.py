@@ -40,6 +40,19 @@ def mean(values: ArrayLike, seed: int = 0) -> Estimate:
     return _bootstrap((_numbers(values),), lambda one, axis=-1: one.mean(axis), seed)
 
 
+def student(values: ArrayLike) -> Estimate:
+    """The mean of a few values and Student's interval, whose width allows for how few they are; NaN ends where there is one.
+
+    For values that are means themselves, such as those of whole contexts: of four, a bootstrap's interval is too narrow.
+    """
+    numbers = _numbers(values)
+    if len(numbers) < 2:
+        return Estimate(float(numbers[0]) if len(numbers) else float("nan"), float("nan"), float("nan"))
+    centre, error = float(numbers.mean()), float(stats.sem(numbers))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(numbers) - 1)) * error
+    return Estimate(centre, centre - half, centre + half)
+
+
 def mean_score(values: ArrayLike, seed: int = 0) -> Estimate:
     """The mean of scores in [0, 1]: with Wilson's interval where each is right or wrong (1 or 0), else as `mean`.
 
@@ -160,6 +173,13 @@ def rank_correlation(
     tail = (1 - CONFIDENCE) / 2
     low, high = np.nanquantile(found, [tail, 1 - tail])  # draws in which a column does not vary say nothing
     return Estimate(value, float(low), float(high))
+
+
+def recall(truth: ArrayLike, guess: ArrayLike, share: float = 0.2) -> float:
+    """Of the `share` of entries that truly matter most, the share that the guess has among as many; of equals the earlier count."""
+    orders = [np.argsort(-np.asarray(one, float), kind="stable") for one in (truth, guess)]
+    count = max(round(share * len(orders[0])), 1)
+    return len(np.intersect1d(orders[0][:count], orders[1][:count])) / count
 
 
 def _over(above: ArrayLike, below: ArrayLike) -> np.ndarray:

@@ -3,21 +3,22 @@
 import numpy as np
 import pandas as pd
 
-BASE, CANDIDATE = "snapkv", "snapkv+two-stage"
+from analysis.ablations import BASE, CANDIDATE, Ablation
+from analysis.schema import POLICIES
 
 
-def relative_change(heads: pd.DataFrame, *, norm: str = "L1") -> pd.DataFrame:
-    """(L of two-stage − L of attention-only) / L of attention-only, for every context, layer, head, budget and query set.
+def relative_change(heads: pd.DataFrame, candidate: str = CANDIDATE, base: str = BASE, *, norm: str = "L1") -> pd.DataFrame:
+    """(L of the candidate − L of the base) / L of the base, for every context, layer, head, budget and query set that both have.
 
     Columns `context, layer, head, budget, queries, change, improved`; `improved` is 1 where L is lower,
-    ½ where it is the same, else 0. Heads that attention-only does not perturb at all are
-    left out, since nothing is relative to 0.
+    ½ where it is the same, else 0. Heads that the base does not perturb at all are left out, since nothing is
+    relative to 0.
     """
     keys = ["context", "layer", "head", "budget", "queries"]
-    chosen = heads[heads["norm"] == norm]
-    wide = chosen.pivot(index=keys, columns="policy", values="perturbation")
-    wide = wide[wide[BASE] > 0]
-    change = (wide[CANDIDATE] - wide[BASE]) / wide[BASE]
+    chosen = heads[(heads["norm"] == norm) & heads["policy"].isin([candidate, base])]
+    wide = chosen.pivot(index=keys, columns="policy", values="perturbation").reindex(columns=[candidate, base]).dropna()
+    wide = wide[wide[base] > 0]
+    change = (wide[candidate] - wide[base]) / wide[base]
     return pd.DataFrame({"change": change, "improved": (1 - np.sign(change)) / 2}).reset_index()
 
 
@@ -30,7 +31,7 @@ def perturbation_summary(heads: pd.DataFrame, *, norm: str = "L1") -> pd.DataFra
     mean θ / mean L under two-stage.
     """
     change = relative_change(heads, norm=norm).groupby(["queries", "budget"], sort=True)
-    chosen = heads[heads["norm"] == norm]
+    chosen = heads[(heads["norm"] == norm) & heads["policy"].isin([CANDIDATE, BASE])]
     two_stage = chosen[chosen["policy"] == CANDIDATE]
     moved = two_stage[two_stage["perturbation"] > 0]
     sums = chosen.groupby(["queries", "budget", "policy"])["perturbation"].sum().unstack()
@@ -52,7 +53,7 @@ def perturbation_summary(heads: pd.DataFrame, *, norm: str = "L1") -> pd.DataFra
 def behaviour_summary(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per budget and policy: mean KL in nats, top-1 agreement, and the cache's bytes as a share of the full cache's."""
     full = runs[runs["policy"] == "full"].set_index("context")["bytes"]
-    evicted = runs[runs["policy"] != "full"]
+    evicted = runs[runs["policy"].isin(POLICIES)]
     evicted = evicted.assign(bytes_share=evicted["bytes"] / evicted["context"].map(full))
     return evicted.groupby(["budget", "policy"])[["kl", "agreement", "bytes_share"]].mean().reset_index()
 
@@ -60,3 +61,25 @@ def behaviour_summary(runs: pd.DataFrame) -> pd.DataFrame:
 def violations(heads: pd.DataFrame) -> int:
     """Queries, over all rows, whose exact L exceeds θ."""
     return int(heads["violations"].sum())
+
+
+def variant_change(heads: pd.DataFrame, asked: Ablation, *, norm: str = "L1") -> pd.DataFrame:
+    """Each variant of an ablation against its first, a row per context, query set and budget that has both.
+
+    Columns `variant` (its label), `policy`, `context`, `queries`, `budget`, `total_change` (of ΣL over layers and heads), `improved` (share of
+    heads with lower L, a tie counting ½).
+    """
+    base, *others = asked.variants.items()
+    chosen = heads[heads["norm"] == norm]
+    by = ["context", "queries", "budget"]
+    sums = chosen.groupby([*by, "policy"])["perturbation"].sum().unstack()
+    parts = []
+    for label, policy in others:
+        if not {policy, base[1]} <= set(sums):
+            continue
+        total = sums[policy] / sums[base[1]].where(sums[base[1]] > 0) - 1
+        won = relative_change(chosen, policy, base[1], norm=norm).groupby(by)["improved"].mean()
+        both = pd.DataFrame({"total_change": total, "improved": won}).dropna().reset_index()
+        parts.append(both.assign(variant=label, policy=policy))
+    columns = ["variant", "policy", *by, "total_change", "improved"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)

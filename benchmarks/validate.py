@@ -12,7 +12,8 @@ from _pairs import THREADS, arguments, finish, median_ratio
 from transformers.cache_utils import DynamicCache
 
 from analysis.experiments.contexts import texts, tokenised
-from analysis.experiments.run import load_model, validate
+from analysis.experiments.machine import load_model
+from analysis.experiments.run import validate
 from analysis.settings import ValidationSettings
 from hooks.forward import forward
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.ablate import ablate
 from analysis.cli.evaluate import evaluate
 from analysis.cli.generate import generate
 from analysis.cli.head_scores import head_scores
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(validate)
+app.command()(ablate)
 app.command()(evaluate)
 app.command()(sweep)
 app.command()(status)

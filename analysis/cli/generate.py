@@ -61,7 +61,7 @@ def generate(
     from transformers import TextStreamer
     from transformers.utils import logging
 
-    from analysis.experiments.run import load_model
+    from analysis.experiments.machine import load_model
     from eviction import evicting
 
     logging.disable_progress_bar()

@@ -41,8 +41,8 @@ def head_scores(
     settings = ValidationSettings(model=model, context_length=context_length, seed=seed, device=device, dtype=dtype)
     from transformers.utils import logging
 
+    from analysis.experiments.machine import load_model
     from analysis.experiments.needles import measure_heads
-    from analysis.experiments.run import load_model
 
     logging.disable_progress_bar()
     loaded = load_model(settings)

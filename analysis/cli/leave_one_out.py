@@ -55,7 +55,7 @@ def leave_one_out(
 
     from analysis.experiments.behaviour import by_entry, judged
     from analysis.experiments.contexts import texts, tokenised
-    from analysis.experiments.run import load_model
+    from analysis.experiments.machine import load_model
     from hooks.layers import decoder_layers
 
     (text,) = texts(settings)

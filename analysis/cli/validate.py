@@ -38,6 +38,15 @@ def validate(
     alpha: Annotated[float, typer.Option(help="Share of the free budget that stage 1 spends.")] = DEFAULTS.alpha,
     epsilon: Annotated[float, typer.Option(help="Added to attention in stage 2.")] = DEFAULTS.epsilon,
     later: Annotated[int, typer.Option(help="Tokens decoded after the first, to judge on.")] = DEFAULTS.later,
+    leave_one_out: Annotated[
+        int, typer.Option(help="Tokens of each context whose entries are removed one by one, exactly; 0 for none.")
+    ] = DEFAULTS.leave_one_out,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also what takes long: times, and RULER's tasks answered at 40 % cache.")
+    ] = False,
+    answers: Annotated[
+        Path | None, typer.Option(help="An evaluation's folder, by whose rows the claims about tasks are judged.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the passages.")] = DEFAULTS.seed,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = DEFAULTS.device,
     dtype: Annotated[str, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")] = DEFAULTS.dtype,
@@ -45,12 +54,12 @@ def validate(
         Path | None, typer.Option(help="Folder for tables, figures and report; new, empty, or of a stopped run.")
     ] = None,
 ) -> None:
-    """Perturb every head and layer of a model by attention-only and two-stage eviction, and hold L ≤ θ and σ > ½ against it.
+    """Which of the theory's claims hold on a model? Measures every head and layer under eviction, and fills the ledger of claims.
 
     Example: [bold]criticalkv validate --context paper.txt --budgets 0.1,0.2 --out runs/paper[/]
 
-    Writes heads.parquet, layers.parquet, runs.parquet, figures (PNG and SVG) and report.html. A run that was stopped goes on
-    when the same command is given again with its --out.
+    Writes claims.parquet (the ledger), the tables that it was made from, figures (PNG and SVG) and report.html. A run that was stopped goes
+    on when the same command is given again with its --out.
     """
     settings = ValidationSettings(
         model=model,
@@ -64,11 +73,27 @@ def validate(
         alpha=alpha,
         epsilon=epsilon,
         later=later,
+        leave_one_out=leave_one_out,
+        full=full,
+        answers=answers,
         seed=seed,
         device=device,
         dtype=dtype,
     )
-    folder = out or Path("runs") / datetime.now().strftime("validate-%Y%m%d-%H%M%S")
+    _print(measure(settings, out or default_folder("validate")))
+
+
+def default_folder(command: str) -> Path:
+    """Where a command writes that was told no folder."""
+    return Path("runs") / datetime.now().strftime(f"{command}-%Y%m%d-%H%M%S")
+
+
+def measure(settings: ValidationSettings, folder: Path) -> "Validation":
+    """Run a validation with a progress bar.
+
+    Raises:
+        typer.Exit: it was interrupted; what is finished is kept.
+    """
     # loaded after the settings are known to be good: torch and transformers take seconds
     from transformers.utils import logging
 
@@ -83,14 +108,13 @@ def validate(
             def report(done: int, total: int, step: str) -> None:
                 progress.update(task, completed=done, total=total, description=step)
 
-            finished = run(settings, folder, command=["criticalkv", *sys.argv[1:]], report=report)
+            return run(settings, folder, command=["criticalkv", *sys.argv[1:]], report=report)
     except KeyboardInterrupt:
         if folder.exists():
             console.print(
                 f"stopped; what is finished is kept. To go on, give the same command with --out {folder}", markup=False
             )
         raise typer.Exit(130) from None
-    _print(finished)
 
 
 def _budgets(text: str) -> tuple[float, ...]:
@@ -101,7 +125,7 @@ def _budgets(text: str) -> tuple[float, ...]:
 
 
 def _print(finished: "Validation") -> None:
-    from analysis.report.tables import LEGEND, behaviour_table, perturbation_table
+    from analysis.report.tables import LEGEND, behaviour_table, counted, ledger_table, perturbation_table
     from analysis.summary import behaviour_summary, perturbation_summary, violations
 
     console = Console()
@@ -114,6 +138,17 @@ def _print(finished: "Validation") -> None:
     console.print(
         _shown(f"The next {finished.about['settings']['later']} tokens", behaviour_table(behaviour_summary(finished.runs)))
     )
+    ledger = ledger_table(finished.claims)
+    console.print(
+        table(
+            list(ledger.columns),
+            ledger.itertuples(index=False, name=None),
+            "Which claims hold here?",
+            left=3,
+            fold=("statement", "paper"),
+        )
+    )
+    console.print(counted(finished.claims))
     broken = violations(finished.heads)
     console.print("L ≤ θ held for every query of every head." if broken == 0 else f"[bold red]L > θ for {broken} queries.[/]")
     console.print(f"Report: {finished.report}", soft_wrap=True, markup=False)

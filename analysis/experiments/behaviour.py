@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from analysis.errors import InputError
+from analysis.statistics import recall
 from eviction import Policy, policy
 from eviction.looked import look
 from eviction.observation import Observation
@@ -22,7 +22,6 @@ from perturbation.leave_one_out import Progress, leave_one_out
 from perturbation.removal import Removals
 from perturbation.single import single_eviction_error
 
-TOP = 0.2
 RIVALS = ("attention", "value_norm", "single_eviction", "straight_through", "straight_through_layer")
 ALONG: dict[str, Along] = {"fisher": "model", "straight_through": "residual", "straight_through_layer": "layer"}
 
@@ -127,13 +126,6 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(found)
-
-
-def recall(truth: ArrayLike, guess: ArrayLike, share: float = TOP) -> float:
-    """Of the `share` of entries that truly matter most, the share that the guess has among as many."""
-    orders = [np.argsort(-np.asarray(one, float), kind="stable") for one in (truth, guess)]
-    count = max(round(share * len(orders[0])), 1)
-    return len(np.intersect1d(orders[0][:count], orders[1][:count])) / count
 
 
 def what_follows(

@@ -45,13 +45,16 @@ def texts(settings: ValidationSettings) -> list[Text]:
     return [Text(name, _read(path)) for name, path in zip(chosen, settings.context_files, strict=True)]
 
 
-def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: int | None) -> Context:
-    """The first `context_length` tokens of `text`, fewer where it has fewer.
+def tokenised(
+    text: Text, tokenizer: Any, settings: ValidationSettings, limit: int | None, length: int | None = None
+) -> Context:
+    """The first `length` tokens (None: `context_length`) of `text`, fewer where it has fewer.
 
     Raises:
         InputError: the tokens do not hold the window and the smallest budget, or are more than the model's `limit`.
     """
-    tokens = tokenizer(text.content, return_tensors="pt", add_special_tokens=True).input_ids[:, : settings.context_length]
+    asked = settings.context_length if length is None else length
+    tokens = tokenizer(text.content, return_tensors="pt", add_special_tokens=True).input_ids[:, :asked]
     count = tokens.shape[1]
     if count <= settings.window:
         raise InputError(
@@ -68,7 +71,8 @@ def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: i
             require_room(budget, count, settings.window)
         except BudgetError as error:
             raise InputError(f"{text.name}: {error}") from error
-    return Context(text.name, torch.as_tensor(tokens))
+    name = f"{text.name} ({asked} tokens)" if settings.lengths else text.name
+    return Context(name, torch.as_tensor(tokens))
 
 
 def _read(path: Path) -> str:
@@ -97,7 +101,7 @@ def _passages(settings: ValidationSettings) -> list[Text]:
     if settings.passages > len(order):
         raise InputError(f"--passages is at most {len(order)}, the topics of Python's documentation; not {settings.passages}")
     random.Random(settings.seed).shuffle(order)  # noqa: S311
-    wanted = 8 * settings.context_length  # characters; cut to tokens later
+    wanted = 8 * max(settings.lengths or (settings.context_length,))  # characters; cut to tokens later
     passages = []
     for number in range(settings.passages):
         start = number * len(order) // settings.passages

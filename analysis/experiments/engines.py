@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from analysis.errors import InputError
-from analysis.experiments.run import available
+from analysis.experiments.machine import available
 from analysis.experiments.study import Group, compute, policies, told
 from analysis.grid import Grid
 from eviction import Policy

@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.errors import InputError
 from analysis.experiments.engines import Engine, Job, Local
-from analysis.experiments.run import available, provenance
+from analysis.experiments.machine import available, provenance
 from analysis.experiments.store import Store
 from analysis.experiments.study import Group, check, plan
 from analysis.grid import Grid

@@ -1,74 +1,72 @@
 """The main job, whole: check the input, validate each context, write tables, figures and report."""
 
+import copy
 import dataclasses
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
+from torch import nn
 
-from analysis.errors import InputError, first_line
+from analysis.claims import ledger
+from analysis.comparison import read_run
+from analysis.experiments.choices import choices
 from analysis.experiments.contexts import Text, texts, tokenised
+from analysis.experiments.evaluate import evaluate
+from analysis.experiments.machine import load_model, provenance
 from analysis.experiments.output import RunFolder
 from analysis.experiments.validation import steps, validate_context
 from analysis.figures.gallery import gallery
+from analysis.grid import Grid
 from analysis.report.render import render
-from analysis.schema import TABLES
+from analysis.schema import CLAIMS, ENTRIES, HEADS, LAYERS, RUNS, SAMPLES, TABLES
 from analysis.settings import ValidationSettings
-from hooks.reference import LoadedModel, load
+from hooks.reference import LoadedModel
 
 Reporter = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what begins now)."""
 
-VERSIONS = ("criticalkv", "torch", "transformers", "numpy", "pandas")
+ANSWERED = 5
+"""Samples of each of RULER's tasks in a full validation."""
+COPIED = 1e9
+"""Parameters up to which a model is copied in float64 for exact removals of single entries (8 GB)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
     """A finished validation: its tables and where they lie."""
 
-    heads: pd.DataFrame
-    layers: pd.DataFrame
-    runs: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+    """By name, as `analysis.schema.TABLES` and `CLAIMS` declare them."""
     about: dict[str, Any]
     folder: Path
+
+    @property
+    def heads(self) -> pd.DataFrame:
+        """Rows of the table `heads`."""
+        return self.tables[HEADS.name]
+
+    @property
+    def layers(self) -> pd.DataFrame:
+        """Rows of the table `layers`."""
+        return self.tables[LAYERS.name]
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """Rows of the table `runs`."""
+        return self.tables[RUNS.name]
+
+    @property
+    def claims(self) -> pd.DataFrame:
+        """The ledger."""
+        return self.tables[CLAIMS.name]
 
     @property
     def report(self) -> Path:
         """The HTML file that a person opens."""
         return self.folder / "report.html"
-
-
-def load_model(settings: ValidationSettings) -> LoadedModel:
-    """The model that the settings name, on their device.
-
-    Raises:
-        InputError: the device is not there.
-        ModelUnavailable: the model cannot be loaded here.
-    """
-    return load(settings.model, device=available(settings.device), dtype=getattr(torch, settings.dtype))
-
-
-def available(device: str) -> torch.device:
-    """A device that is there.
-
-    Raises:
-        InputError: it is not, or holds no numbers.
-    """
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device} is not available: {first_line(error)}") from error
-    if found.type == "meta":
-        raise InputError("--device meta holds no numbers to measure; name cpu, cuda or another real device")
-    return found
 
 
 def validate(
@@ -88,12 +86,14 @@ def validate(
         ModelUnavailable, UnsupportedAttention: the model cannot be loaded, or not be captured exactly.
         SelfCheckFailed: the model is not reproduced; nothing is kept.
     """
+    answers = None if settings.answers is None else read_run(settings.answers)
+    choices(settings)  # its mistakes are told before the model is loaded
     sources = texts(settings)
     folder = RunFolder(
         out, settings.fingerprint([(source.name, source.content) for source in sources], provenance(())["versions"])
     )
     try:
-        return _run(settings, folder, sources, loaded, command, report)
+        return _run(settings, folder, sources, loaded, command, report, answers)
     except BaseException:
         folder.abandon()
         raise
@@ -106,16 +106,22 @@ def _run(
     loaded: LoadedModel | None,
     command: Sequence[str],
     report: Reporter,
+    answers: pd.DataFrame | None,
 ) -> Validation:
     if loaded is None:
         report(0, 1, "loading the model")
         loaded = load_model(settings)
     limit = getattr(loaded.model.config, "max_position_embeddings", None)
-    contexts = [tokenised(source, loaded.tokenizer, settings, limit) for source in sources]
+    contexts = [
+        tokenised(source, loaded.tokenizer, settings, limit, length)
+        for source in sources
+        for length in settings.lengths or (settings.context_length,)
+    ]
+    exact, why = in_float64(loaded, settings)
     per_context = steps(settings)
     total = per_context * len(contexts) + 1
     tables: list[dict[str, pd.DataFrame]] = []
-    checks: list[dict[str, float]] = []
+    notes: list[dict[str, Any]] = []
     for number, context in enumerate(contexts):
         start = number * per_context
         kept = folder.finished(number)
@@ -126,52 +132,73 @@ def _run(
                 context,
                 settings,
                 lambda step, counter=counter, name=context.name: report(next(counter), total, f"{name}: {step}"),  # type: ignore[misc]
+                exact,
             )
-            kept = (
-                {"heads": result.heads, "layers": result.layers, "runs": result.runs},
-                dataclasses.asdict(result.selfcheck),
-            )
+            kept = result.tables, {"selfcheck": dataclasses.asdict(result.selfcheck), "refused": result.refused}
             folder.finish(number, *kept)
         tables.append(kept[0])
-        checks.append(kept[1])
+        notes.append(kept[1])
+    if settings.full:
+        answers = answered(settings, loaded, folder.progress / "answers", report)
     report(total - 1, total, "figures and report")
-    joined = {
-        table.name: table.checked(pd.concat([part[table.name] for part in tables], ignore_index=True)) for table in TABLES
-    }
+    joined = {table.name: table.checked(_joined([part[table.name] for part in tables])) for table in TABLES}
     about = {
         "model": {"name": loaded.name, "note": loaded.note},
         "contexts": [context.name for context in contexts],
         "settings": settings.as_dict(),
-        "selfcheck": {name: max(check[name] for check in checks) for name in checks[0]},
+        "selfcheck": {name: max(note["selfcheck"][name] for note in notes) for name in notes[0]["selfcheck"]},
+        "refused": why | {name: reason for note in notes for name, reason in note["refused"].items()},
         "provenance": provenance(command),
     }
+    if answers is not None:
+        joined[SAMPLES.name] = answers
+    joined[CLAIMS.name] = ledger(joined, about)
     _write(folder, joined, about, loaded.label)
     report(total, total, "done")
-    return Validation(joined["heads"], joined["layers"], joined["runs"], about, folder.path)
+    return Validation(joined, about, folder.path)
+
+
+def answered(settings: ValidationSettings, loaded: LoadedModel, folder: Path, report: Reporter) -> pd.DataFrame:
+    """RULER's tasks at 40 % cache, in this model's answers: rows of the table `samples`."""
+    grid = Grid(
+        models=(loaded.name,),
+        tasks=("ruler-offline",),
+        lengths=(settings.context_length,),
+        samples=ANSWERED,
+        policies=("snapkv", "snapkv+two-stage", "adakv", "adakv+two-stage"),
+        budgets=(0.4,),
+        seeds=(settings.seed,),
+        device=settings.device,
+        dtype=settings.dtype,
+    )
+    return evaluate(grid, folder, loaded={loaded.name: loaded}, report=report).samples
+
+
+def in_float64(loaded: LoadedModel, settings: ValidationSettings) -> tuple[nn.Module | None, dict[str, str]]:
+    """A copy of the model in float64, where single removals are measured; else why there is none, by table."""
+    if not settings.leave_one_out:
+        return None, {ENTRIES.name: "--leave-one-out 0"}
+    count = sum(one.numel() for one in loaded.model.parameters())
+    if count > COPIED:
+        return None, {ENTRIES.name: f"the model's {count / 1e9:.1f} billion parameters are too many for a copy in float64"}
+    return copy.deepcopy(loaded.model).double(), {}
 
 
 def _write(folder: RunFolder, tables: dict[str, pd.DataFrame], about: dict[str, Any], label: str) -> None:
     staging = folder.staging()
-    for table in TABLES:
+    for table in (*TABLES, CLAIMS, *([SAMPLES] if SAMPLES.name in tables else [])):
         table.write(tables[table.name], staging / table.file, about["model"])
     (staging / "run.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     figures = staging / "figures"
     figures.mkdir()
-    pictures = gallery(tables["heads"], tables["layers"], label)
+    pictures = gallery(tables, label)
     for picture in pictures:
         picture.save(figures)
-    page = render(tables["heads"], tables["runs"], pictures, about, figures)
+    page = render(tables, pictures, about, figures)
     (staging / "report.html").write_text(page, encoding="utf-8")
     folder.publish(staging)
 
 
-def provenance(command: Sequence[str], function: str = "analysis.experiments.run.validate") -> dict[str, Any]:
-    """What made this run: the command (or the function that was called), versions, machine."""
-    return {
-        "command": shlex.join(command) if command else f"{function}(…)",
-        "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in VERSIONS}},
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())],
-        "threads": torch.get_num_threads(),
-    }
+def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all contexts; those that have none say nothing of the columns' types."""
+    return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)

@@ -5,7 +5,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import NAMES, PALETTE, axes, percent, unperturbed
+from analysis.figures.style import NAMES, PALETTE, axes, pair, percent, unperturbed
 
 
 def bound_tightness(
@@ -13,6 +13,7 @@ def bound_tightness(
 ) -> Axes:
     """Mean L against mean θ, a point per context, layer and head; no point may lie above the diagonal L = θ."""
     ax = axes(ax)
+    heads = pair(heads)
     chosen = heads[
         (heads["budget"] == budget) & (heads["queries"] == queries) & (heads["norm"] == norm) & (heads["perturbation"] > 0)
     ]

@@ -4,7 +4,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import NAMES, PALETTE, axes, percent
+from analysis.figures.style import NAMES, PALETTE, axes, pair, percent
 
 
 def by_layer(
@@ -15,6 +15,7 @@ def by_layer(
     `log` asks for a log scale, where there is anything above 0 to show on one.
     """
     ax = axes(ax)
+    layers = pair(layers)
     chosen = layers[(layers["budget"] == budget) & (layers["queries"] == queries) & (layers["norm"] == norm)]
     sns.lineplot(
         chosen.assign(selection=chosen["policy"].map(NAMES)),

@@ -4,7 +4,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import PALETTE, axes, percent
+from analysis.figures.style import PALETTE, axes, pair, percent
 
 STAGES = {"stage1_mass": "two-stage, after stage 1", "retained_mass": "two-stage, all kept"}
 ATTENTION_ONLY = "attention-only, all kept"
@@ -18,6 +18,7 @@ _COLOURS = {
 def retained_mass(heads: pd.DataFrame, *, queries: str = "first", ax: Axes | None = None) -> Axes:
     """σ by budget, a box over contexts, layers and heads; the dashed line is the paper's assumption σ > ½."""
     ax = axes(ax)
+    heads = pair(heads)
     chosen = heads[(heads["queries"] == queries) & (heads["norm"] == heads["norm"].iloc[0])]
     staged = chosen[chosen["stage1_mass"].notna()]
     plain = chosen[chosen["stage1_mass"].isna()]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import matplotlib
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -50,6 +51,13 @@ def style() -> Iterator[None]:
 def axes(ax: Axes | None) -> Axes:
     """`ax`, or a new one on a figure of its own, outside pyplot's global state."""
     return ax if ax is not None else Figure(figsize=(6, 4), layout="constrained").subplots()
+
+
+def pair(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the two policies that a validation compares, at the budgets where both are."""
+    rows = rows[rows["policy"].isin(NAMES)]
+    both = rows.groupby("budget")["policy"].nunique()
+    return rows[rows["budget"].isin(both[both == len(NAMES)].index)]
 
 
 def policy_colours(policies: Iterable[str]) -> dict[str, str]:

@@ -42,6 +42,40 @@ def behaviour_table(summary: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def ledger_table(claims: pd.DataFrame) -> pd.DataFrame:
+    """The ledger as text: what the paper says, what was measured with its interval at 95 %, the verdict."""
+    return pd.DataFrame(
+        {
+            "claim": claims["id"],
+            "statement": claims["statement"],
+            "paper": claims["paper_value"].fillna(""),
+            "measured": [number(value) for value in claims["value"]],
+            "95 % interval": [
+                "" if pd.isna(low) or low == high else f"{number(low)} to {number(high)}"
+                for low, high in zip(claims["low"], claims["high"], strict=True)
+            ],
+            "verdict": claims["verdict"],
+        }
+    )
+
+
+def counted(claims: pd.DataFrame) -> str:
+    """How many claims have each verdict, in words."""
+    counts = claims["verdict"].value_counts()
+    words = {
+        "holds": "hold",
+        "does not hold here": "do not hold here",
+        "undecided": "are undecided",
+        "not measured": "were not measured",
+    }
+    return f"Of {len(claims)} claims " + ", ".join(f"{counts.get(name, 0)} {said}" for name, said in words.items()) + "."
+
+
+def number(value: float) -> str:
+    """0.41873 as "0.419", 0 as "0"; nothing where there is none."""
+    return "" if pd.isna(value) else f"{value:.3g}"
+
+
 def share(value: float) -> str:
     """0.4187 as "41.9 %"."""
     return "–" if pd.isna(value) else f"{100 * value:.1f} %"

@@ -22,16 +22,19 @@ class Weighted(OneRanking):
     Attributes:
         norm: p of ‖V W_O‖_p.
         group: "mean of products", what each head's bound asks for on average, or "product of means".
+        space: "output", ν_i = v_i W_h as the bound has it; "value", ‖v_i‖_p without W_O, which all heads of a group share.
     """
 
     norm: Literal[1, 2] = 1
     group: Literal["mean of products", "product of means"] = "mean of products"
+    space: Literal["output", "value"] = "output"
 
     source: ClassVar[str] = "CriticalKV with α = 0, arXiv 2502.03805"
 
     def __post_init__(self) -> None:
         one_of("norm", self.norm, 1, 2)
         one_of("group", self.group, "product of means", "mean of products")
+        one_of("space", self.space, "output", "value")
 
     def scores(
         self,
@@ -40,8 +43,13 @@ class Weighted(OneRanking):
         protected: Bool[Tensor, "batch _ keys"],
         free: Bool[Tensor, "batch _ keys"],
     ) -> Scores:
-        """A ‖ν‖ of the group."""
-        norms = seen.norms(self.norm)
+        """A ‖ν‖ of the group, or A ‖v‖."""
+        if self.space == "value":
+            record = seen.record
+            values = record.values.to(importance.dtype)
+            norms = values.norm(p=self.norm, dim=-1).repeat_interleave(record.n_heads // record.n_kv_heads, 1)
+        else:
+            norms = seen.norms(self.norm)
         if self.group == "mean of products":
             return Scores(seen.grouped(importance * norms), protected, free)
         return Scores(seen.grouped(importance) * seen.grouped(norms), protected, free)

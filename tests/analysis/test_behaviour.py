@@ -14,9 +14,9 @@ from analysis.experiments.behaviour import (
     by_entry,
     judged,
     passages,
-    recall,
     what_follows,
 )
+from analysis.statistics import recall
 from eviction import policy, prefill, reading
 from hooks.forward import forward
 

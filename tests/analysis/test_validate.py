@@ -13,18 +13,21 @@ from typer.testing import CliRunner
 import analysis.experiments.run as run_module
 from analysis.cli import app as cli
 from analysis.errors import InputError
+from analysis.experiments.choices import choices
 from analysis.experiments.contexts import Context, texts, tokenised
 from analysis.experiments.run import validate
 from analysis.experiments.selfcheck import SelfCheckFailed
-from analysis.experiments.validation import policies, validate_context
-from analysis.schema import TABLES
+from analysis.experiments.validation import validate_context
+from analysis.schema import CLAIMS, POLICIES, TABLES
 from analysis.settings import ValidationSettings
 from eviction import prefill
 from hooks import LoadedModel, capture
 from hooks.forward import forward, greedy
 from perturbation import attention_weights, perturbation
 
-SETTINGS = ValidationSettings(model="tiny", passages=2, context_length=48, window=4, kernel=3, budgets=(0.2, 0.5), later=5)
+PAIR = {"model": "tiny", "window": 4, "ablations": (), "leave_one_out": 0, "others": False}
+"""The compared pair alone."""
+SETTINGS = ValidationSettings(**PAIR, passages=2, context_length=48, kernel=3, budgets=(0.2, 0.5), later=5)
 
 
 class Letters:
@@ -33,6 +36,9 @@ class Letters:
     def __call__(self, text, **_):
         ids = [3 + ord(letter) % 90 for letter in text]
         return type("Encoding", (), {"input_ids": torch.tensor([ids], dtype=torch.long)})
+
+    def decode(self, ids):
+        return "".join(chr(32 + one) for one in ids)
 
 
 def loaded(family="llama", **settings):
@@ -46,13 +52,13 @@ def finished(tmp_path_factory):
 
 def test_a_run_writes_tables_figures_and_report(finished):
     files = {path.relative_to(finished.folder).as_posix() for path in finished.folder.rglob("*") if path.is_file()}
-    names = ("head_map", "layer_perturbation", "win_rate", "bound_tightness", "retained_mass", "drift")
+    names = ("head_map", "layer_perturbation", "win_rate", "bound_tightness", "retained_mass", "drift", "budget_curve")
     assert files == {
-        "heads.parquet", "layers.parquet", "runs.parquet", "run.json", "report.html",
+        *(table.file for table in (*TABLES, CLAIMS)), "run.json", "report.html",
         *(f"figures/{name}.{kind}" for name in names for kind in ("png", "svg")),
     }  # fmt: skip
-    for table in TABLES:
-        pd.testing.assert_frame_equal(table.read(finished.folder / table.file), getattr(finished, table.name))
+    for table in (*TABLES, CLAIMS):
+        pd.testing.assert_frame_equal(table.read(finished.folder / table.file), finished.tables[table.name])
 
 
 def test_every_key_has_its_row_and_the_bound_holds_in_all(finished):
@@ -71,8 +77,8 @@ def test_every_key_has_its_row_and_the_bound_holds_in_all(finished):
 
 def test_rows_are_the_same_when_the_run_is_repeated(finished, tmp_path):
     again = validate(SETTINGS, tmp_path / "again", loaded=loaded())
-    for table in TABLES:
-        pd.testing.assert_frame_equal(getattr(again, table.name), getattr(finished, table.name), check_exact=True)
+    for table in (*TABLES, CLAIMS):
+        pd.testing.assert_frame_equal(again.tables[table.name], finished.tables[table.name], check_exact=True)
 
 
 def test_another_seed_measures_other_text(finished, tmp_path):
@@ -86,7 +92,7 @@ def test_a_row_is_what_the_rooms_say_done_by_hand(finished):
     """One head, one policy, one budget, all three query sets, recomputed step by step from prefill and masked truth."""
     model = loaded().model
     tokens = tokenised(texts(SETTINGS)[0], Letters(), SETTINGS, None).tokens
-    policy = policies(SETTINGS)[1]
+    policy = choices(SETTINGS).policies["snapkv+two-stage"]
     prefilled = prefill(model, tokens, policy, 0.5)
     from transformers.cache_utils import DynamicCache
 
@@ -118,7 +124,7 @@ def test_a_row_is_what_the_rooms_say_done_by_hand(finished):
 def test_kl_and_drift_are_those_of_decoding_on_the_evicted_cache(finished):
     model = loaded().model
     tokens = tokenised(texts(SETTINGS)[1], Letters(), SETTINGS, None).tokens
-    prefilled = prefill(model, tokens, policies(SETTINGS)[0], 0.2)
+    prefilled = prefill(model, tokens, choices(SETTINGS).policies["snapkv"], 0.2)
     decoded = [prefilled.logits.argmax(-1)]
     for _ in range(5):
         decoded.append(model(torch.cat([tokens, *decoded], 1)).logits[:, -1:].argmax(-1))
@@ -138,7 +144,7 @@ def test_kl_and_drift_are_those_of_decoding_on_the_evicted_cache(finished):
 
 
 def test_a_budget_of_everything_perturbs_nothing(tmp_path):
-    settings = ValidationSettings(model="tiny", passages=1, context_length=40, window=4, budgets=(1.0,), later=3)
+    settings = ValidationSettings(**PAIR, passages=1, context_length=40, budgets=(1.0,), later=3)
     done = validate(settings, tmp_path / "run", loaded=loaded())
     assert (done.heads["perturbation"] == 0).all()
     assert (done.heads["theta"] == 0).all()
@@ -157,7 +163,7 @@ def test_other_families_run_too(family, tmp_path):
 def test_other_dtypes_run_too(dtype):
     context = Context("letters", Letters()("abcdefgh" * 6).input_ids)
     result = validate_context(loaded(dtype=dtype), context, SETTINGS)
-    assert (result.heads["violations"] == 0).all()
+    assert (result.tables["heads"]["violations"] == 0).all()
 
 
 def test_a_stopped_run_goes_on_without_computing_a_context_twice(tmp_path, monkeypatch):
@@ -177,7 +183,7 @@ def test_a_stopped_run_goes_on_without_computing_a_context_twice(tmp_path, monke
     resumed = validate(SETTINGS, tmp_path / "run", loaded=loaded())
     assert computed == [*(text.name for text in texts(SETTINGS)), texts(SETTINGS)[1].name]
     for table in TABLES:
-        pd.testing.assert_frame_equal(getattr(resumed, table.name), getattr(whole, table.name), check_exact=True)
+        pd.testing.assert_frame_equal(resumed.tables[table.name], whole.tables[table.name], check_exact=True)
     assert not (tmp_path / "run" / ".progress").exists()
 
 
@@ -195,7 +201,7 @@ def test_an_unfinished_run_is_not_mixed_with_other_settings(tmp_path, monkeypatc
 
 def test_an_empty_folder_may_be_given(tmp_path):
     (tmp_path / "empty").mkdir()
-    settings = ValidationSettings(model="tiny", passages=1, context_length=40, window=4, budgets=(0.5,), later=2)
+    settings = ValidationSettings(**PAIR, passages=1, context_length=40, budgets=(0.5,), later=2)
     assert validate(settings, tmp_path / "empty", loaded=loaded()).report.parent == tmp_path / "empty"
 
 
@@ -211,7 +217,7 @@ def test_a_model_that_capture_does_not_reproduce_is_refused_and_nothing_is_kept(
 def test_the_report_escapes_what_comes_from_file_names(tmp_path):
     evil = tmp_path / "<script>alert(1)<&>.txt"
     evil.write_text("some words, and more words; " * 10)
-    settings = ValidationSettings(model="tiny", context_files=(evil,), context_length=40, window=4, budgets=(0.5,), later=2)
+    settings = ValidationSettings(**PAIR, context_files=(evil,), context_length=40, budgets=(0.5,), later=2)
     page = validate(settings, tmp_path / "run", loaded=loaded()).report.read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -311,7 +317,7 @@ def test_the_reference_model_is_validated_from_the_command_line(reference, tmp_p
     assert "L ≤ θ held for every query of every head." in printed
     assert "report.html" in printed
     heads = TABLES[0].read(out / "heads.parquet")
-    assert len(heads) == 30 * 9 * 2 * 2 * 3 * 2
+    assert len(heads[heads["policy"].isin(POLICIES)]) == 30 * 9 * 2 * 2 * 3 * 2
     assert (heads["violations"] == 0).all()
     assert np.isfinite(heads["perturbation"]).all()
     assert (heads["perturbation"] > 0).mean() > 0.99

@@ -1,0 +1,110 @@
+"""`criticalkv ablate`: one setting varied, all else the same."""
+
+import dataclasses
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from analysis.ablations import ABLATIONS, Ablation
+from analysis.cli.tables import cache_size, table
+from analysis.cli.validate import default_folder, measure
+from analysis.errors import InputError
+from analysis.settings import REFERENCE, ValidationSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFAULTS = ValidationSettings()
+NAMES = ", ".join(ABLATIONS)
+COLUMNS = ("variant", "cache", "tokens", "ΔΣL", "interval", "improved", "KL (nats)")
+
+
+def ablate(
+    name: Annotated[str, typer.Argument(help=f"What is varied: {NAMES}.")],
+    model: Annotated[str, typer.Option(help="A Hugging Face id, a folder, or the reference model.")] = REFERENCE,
+    context: Annotated[
+        list[Path] | None,
+        typer.Option(help="A text file to measure on; repeat for more. Default: passages of Python's documentation."),
+    ] = None,
+    passages: Annotated[int, typer.Option(help="How many of those passages, where no --context is given.")] = DEFAULTS.passages,
+    context_length: Annotated[int, typer.Option(help="Tokens of each context, at most.")] = DEFAULTS.context_length,
+    budget: Annotated[float, typer.Option(help="Share of the cache to keep, where the ablation does not vary it.")] = 0.2,
+    window: Annotated[int, typer.Option(help="Last queries that choose, and entries always kept.")] = DEFAULTS.window,
+    later: Annotated[int, typer.Option(help="Tokens decoded after the first, to judge on.")] = DEFAULTS.later,
+    seed: Annotated[int, typer.Option(help="Chooses the passages.")] = DEFAULTS.seed,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = DEFAULTS.device,
+    dtype: Annotated[str, typer.Option(help="Of the model's weights.")] = DEFAULTS.dtype,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables and figures; new, empty, or of a stopped run.")] = None,
+) -> None:
+    """Vary one setting of the selection and measure the perturbation, the hidden states and the next tokens under each value.
+
+    Example: [bold]criticalkv ablate alpha --context paper.txt --out runs/alpha[/]
+    """
+    if name not in ABLATIONS:
+        import difflib
+
+        near = difflib.get_close_matches(name, ABLATIONS, 1)
+        raise InputError(f"no ablation is called {name!r}; there are {NAMES}" + (f". Did you mean {near[0]}?" if near else ""))
+    asked = ABLATIONS[name]
+    settings = dataclasses.replace(
+        DEFAULTS,
+        model=model,
+        context_files=tuple(context or ()),
+        passages=passages,
+        context_length=context_length,
+        budgets=(budget,),
+        window=window,
+        later=later,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        ablations=(name,),
+        lengths=asked.lengths or (),
+        leave_one_out=0,
+        others=False,
+    )
+    finished = measure(settings, out or default_folder(f"ablate-{name}"))
+    console = Console()
+    console.print(asked.question, style="bold", markup=False)
+    for queries, label in (("first", "first decoded token"), ("later", "later tokens")):
+        rows = summary(finished.heads, finished.runs, asked, queries)
+        console.print(table(COLUMNS, rows, f"{label}, against {next(iter(asked.variants))}"))
+    console.print(
+        "ΔΣL: of the sum over heads, mean over contexts with its interval at 95 %; improved: heads with lower L", style="dim"
+    )
+    console.print(f"Tables, figures, report: {finished.folder}", soft_wrap=True, markup=False)
+
+
+def summary(heads: "pd.DataFrame", runs: "pd.DataFrame", asked: Ablation, queries: str) -> list[tuple[str, ...]]:
+    """The rows that are printed for a query set: one for each variant, budget and, where they differ, length."""
+    from analysis.report.tables import share, signed
+    from analysis.statistics import student
+    from analysis.summary import variant_change
+
+    change = variant_change(heads, asked)
+    change = change[change["queries"] == queries]
+    tokens = runs.groupby("context")["tokens"].first()
+    kl = runs.set_index(["context", "policy", "budget"])["kl"]
+    change = change.assign(
+        tokens=change["context"].map(tokens),
+        kl=[kl[key] for key in zip(change["context"], change["policy"], change["budget"], strict=True)],
+    )
+    rows: list[tuple[str, ...]] = []
+    for key, part in change.groupby(["variant", "budget", "tokens"], sort=False):
+        variant, budget, length = key
+        total = student(part["total_change"])
+        rows.append(
+            (
+                str(variant),
+                cache_size(float(str(budget))),
+                f"{length:,}",
+                signed(total.value),
+                "" if isnan(total.low) else f"{signed(total.low)} to {signed(total.high)}",
+                share(part["improved"].mean()),
+                f"{part['kl'].mean():.4f}",
+            )
+        )
+    return rows

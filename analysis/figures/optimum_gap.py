@@ -1,0 +1,36 @@
+"""How far each rule's choice is from the best there is."""
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from analysis.figures.style import axes, percent
+
+OPTIMA = {"theta": ("least θ", "L1", "θ / least θ"), "perturbation": ("least L found", "L2", "L₂ / least L₂ found")}
+
+
+def optimum_gap(single: pd.DataFrame, *, column: str = "perturbation", ax: Axes | None = None) -> Axes:
+    """A box per rule over single query heads: `column` (theta or perturbation) under its choice over that of the optimum; 1 is the best.
+
+    For θ the optimum is a certified lower bound. For L it is what an exchange search found, so that the true gap is at least what is shown.
+    Box: middle half, whiskers: 5 to 95 %.
+
+    Raises:
+        ValueError: no optimum was searched for in these rows.
+    """
+    name, norm, label = OPTIMA[column]
+    rows = single[single["norm"] == norm]
+    keys = ["context", "layer", "head", "budget"]
+    best = rows[rows["choice"] == name].set_index(keys)["lower" if column == "theta" else column]
+    best = best[best > 0]
+    if best.empty:
+        raise ValueError(f"no row says what the {name} is")
+    ax = axes(ax)
+    others = rows[~rows["choice"].isin([found for found, _, _ in OPTIMA.values()])]
+    joined = others.join(best.rename("best"), on=keys, how="inner")
+    joined["ratio"] = joined[column] / joined["best"]
+    order = joined.groupby("choice")["ratio"].median().sort_values().index.tolist()
+    sns.boxplot(joined, x="ratio", y="choice", order=order, color="#9ecae1", whis=(5, 95), fliersize=0, linewidth=0.9, ax=ax)
+    ax.axvline(1, color="0.3", linewidth=1, linestyle="--")
+    ax.set(xlabel=label, ylabel="", title=f"{percent(joined['budget'].iloc[0])} cache, {best.size} heads")
+    return ax
