@@ -111,7 +111,7 @@ _CHOICE = (
 )
 _JUDGED = (
     Column("queries", "string", "whose attention is judged: " + ", ".join(QUERY_SETS), key=True),
-    Column("norm", "string", "L1 or L2, on both sides of the bound", key=True),
+    Column("norm", "string", "L1 or L2, on both sides of the bound; variants are judged in L1 alone", key=True),
 )
 
 HEADS = Table(
@@ -156,7 +156,7 @@ LAYERS = Table(
             "drift",
             "float",
             "‖hidden − hidden of the full cache‖ / ‖hidden of the full cache‖ after the layer, by a real forward pass with "
-            "every layer evicted; mean over the query set; empty for the window, which ran before anything was evicted",
+            "every layer evicted; mean over the query set; empty for the window, which ran before anything was evicted, and for variants",
             nullable=True,
         ),
     ),

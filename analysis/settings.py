@@ -24,7 +24,7 @@ class ValidationSettings:
 
     model: str = REFERENCE
     context_files: tuple[Path, ...] = ()
-    passages: int = 4
+    passages: int = 8
     context_length: int = 1024
     window: int = 32
     kernel: int = 7

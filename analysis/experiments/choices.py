@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 from analysis.ablations import ABLATIONS, BASE, CANDIDATE
 from analysis.errors import InputError
 from analysis.experiments.rows import Choice
 from analysis.grid import split_policy
 from analysis.settings import ValidationSettings
-from eviction import Policy, policy
+from eviction import BudgetError, Policy, policy
+from eviction.allocate import require_room
 
 
 @dataclass(frozen=True)
@@ -16,11 +19,29 @@ class Choices:
 
     policies: dict[str, Policy]
     asked: tuple[Choice, ...]
+    """Those that differ from each other."""
+    same: dict[Choice, Choice]
+    """Of those that are one of `asked` in other words, which: a variant that says what the run's settings say anyway."""
 
-    @property
-    def window(self) -> int:
-        """The most queries that one of them looks at."""
-        return max(one.window or 0 for one in self.policies.values())
+    def within(self, length: int) -> "Choices":
+        """Those whose window, and more, a budget of a prompt of `length` tokens holds."""
+        asked = tuple(choice for choice in self.asked if self._fits(choice, length))
+        return Choices(self.policies, asked, {alias: known for alias, known in self.same.items() if known in asked})
+
+    def _fits(self, choice: Choice, length: int) -> bool:
+        window = self.policies[choice[0]].window or 0
+        try:
+            require_room(choice[1], length, window)
+        except BudgetError:
+            return False
+        return window < length
+
+    def in_all_words(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of `asked`, and the same again for each choice that is one of them in other words."""
+        parts = [rows]
+        for (alias, _), (name, budget) in self.same.items():
+            parts.append(rows[(rows["policy"] == name) & (rows["budget"] == budget)].assign(policy=alias))
+        return pd.concat(parts, ignore_index=True)
 
 
 def choices(settings: ValidationSettings) -> Choices:
@@ -34,8 +55,12 @@ def choices(settings: ValidationSettings) -> Choices:
         ablation = ABLATIONS[name]
         budgets = ablation.budgets or (settings.middle_budget,)
         asked += [(text, budget) for text in ablation.variants.values() for budget in budgets]
-    unique = dict.fromkeys(asked)
-    return Choices({text: made(text, settings) for text, _ in unique}, tuple(unique))
+    policies = {text: made(text, settings) for text, _ in asked}
+    first: dict[tuple[Policy, float], Choice] = {}
+    for choice in asked:
+        first.setdefault((policies[choice[0]], choice[1]), choice)
+    known = {choice: first[policies[choice[0]], choice[1]] for choice in asked}
+    return Choices(policies, tuple(first.values()), {choice: one for choice, one in known.items() if choice != one})
 
 
 def made(text: str, settings: ValidationSettings) -> Policy:

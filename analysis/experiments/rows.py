@@ -45,11 +45,12 @@ def layer_rows(
     sets: Sequence[QuerySet],
     decisions: Mapping[Choice, Decision],
     norms: Mapping[str, Tensor] | None = None,
+    judged: Sequence[str] = tuple(NORMS),
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows of `heads` and of `layers` (without context and drift) for one layer, all choices, query sets and norms.
 
     Entries of the record beyond a decision's mask were written after the prompt and count as kept. `norms` are
-    ‖V W_O‖ per name in `NORMS` for the record's values, where they are at hand.
+    ‖V W_O‖ per name in `NORMS` for the record's values, where they are at hand; `judged` are those that rows are made in.
     """
     weights, sink_mass = attention_weights(**record.inputs)
     blocks = record.projection_blocks
@@ -59,7 +60,8 @@ def layer_rows(
     gate = None if record.gate is None else record.gate[None]
     projected = projected_difference(difference, blocks, record.n_kv_heads, "head", gate)
     heads, layers = [], []
-    for norm, p in NORMS.items():
+    for norm in judged:
+        p = NORMS[norm]
         value_norms = norms[norm] if norms else projected_norms(record.values, blocks, norm=p, gate=record.gate)
         held = audit(
             weights[None], record.values[None], blocks, keep, sink_mass[None], norm=p, value_norms=value_norms[None], gate=gate

@@ -18,7 +18,7 @@ from perturbation.weights import attention_weights
 NORMS = {"L1": 1.0, "L2": 2.0}
 NODES = 200
 """Of the search for the least θ: most heads are proved optimal in fewer, and all have a certified lower bound."""
-EXCHANGES = 200
+EXCHANGES = 100
 """Of the search for the least L2 error; it starts from the best of the rules."""
 
 

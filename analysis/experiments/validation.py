@@ -1,6 +1,6 @@
 """One context, validated: prefill once, choose for every policy and budget, then hold each choice against the truth."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -20,8 +20,7 @@ from analysis.experiments.timings import timing_rows
 from analysis.schema import ALLOCATION, ENTRIES, FULL, HEADS, KEPT, LAYERS, RUNS, SINGLE, TABLES, TIMINGS
 from analysis.settings import ValidationSettings
 from bounds.norms import projected_norms
-from eviction.allocate import require_room
-from eviction.cache import EvictedCache, cache_bytes
+from eviction.cache import EvictedCache, cache_bytes, reading
 from eviction.errors import BudgetError
 from eviction.looked import look
 from eviction.looking import last_query
@@ -35,8 +34,10 @@ from hooks.records import LayerRecord
 from hooks.reference import LoadedModel
 from perturbation.divergence import agreement, kl_divergence
 
-SEARCHED = 5
-"""Layers, evenly spaced, whose entries are removed one by one, and whose heads' optima are searched for."""
+SEARCHED = 3
+"""Layers, evenly spaced, whose heads' optima are searched for."""
+REMOVED = 5
+"""Layers, evenly spaced, whose entries are removed one by one."""
 CHUNK = 8
 """Choices that are held against the truth at once."""
 
@@ -85,8 +86,7 @@ def validate_context(
     model = loaded.model
     prompt = context.tokens.to(model.device)
     length = prompt.shape[1]
-    chosen = choices(settings)
-    chosen = Choices(chosen.policies, tuple(one for one in chosen.asked if _fits(one, chosen, length)))
+    chosen = choices(settings).within(length)
 
     progress("prefill")
     cache = DynamicCache(config=model.config)
@@ -132,19 +132,23 @@ def validate_context(
         ran(*choice, evicted_logits, held, kept)
     keys = ["layer", "policy", "budget", "queries", "norm"]
     layers = layers.merge(pd.concat(drifts, ignore_index=True), on=keys, how="left", validate="one_to_one")
-    found = {HEADS.name: heads, LAYERS.name: layers}
+    found = {HEADS.name: chosen.in_all_words(heads), LAYERS.name: chosen.in_all_words(layers)}
     refused: dict[str, str] = {}
-    searched = spaced(len(prefilled.records))
     if settings.others:
         progress("single heads")
         found[SINGLE.name] = single_head_rows(
-            prefilled.records, (settings.middle_budget,), settings.epsilon, settings.alpha, searched
+            prefilled.records,
+            (settings.middle_budget,),
+            settings.epsilon,
+            settings.alpha,
+            spaced(len(prefilled.records), SEARCHED),
         )
         progress("other policies")
 
         def judged(name: str, budget: float, evicted: EvictedCache) -> None:
             held, kept = evicted.nbytes, round(evicted.entries)
-            ran(name, budget, forward(model, tokens, evicted), held, kept)
+            with reading(model):
+                ran(name, budget, forward(model, tokens, evicted), held, kept)
 
         try:
             asked = others(settings)
@@ -159,7 +163,9 @@ def validate_context(
         progress("leave-one-out")
         try:
             with torch.enable_grad():
-                found[ENTRIES.name] = by_entry(exact, prompt[:, : settings.leave_one_out], searched)
+                found[ENTRIES.name] = by_entry(
+                    exact, prompt[:, : settings.leave_one_out], spaced(len(prefilled.records), REMOVED)
+                )
         except UnsupportedAttention as error:
             refused[ENTRIES.name] = str(error)
     if settings.full:
@@ -167,25 +173,16 @@ def validate_context(
         pair = {name: others(settings)[name] for name in (BASE, CANDIDATE, "fisher")}
         found[TIMINGS.name] = timing_rows(model, prompt, pair, settings.middle_budget, settings.later)
     tables = {name: frame.assign(context=context.name) for name, frame in found.items()}
-    tables[RUNS.name] = pd.DataFrame(runs).drop_duplicates(["policy", "budget"])
+    tables[RUNS.name] = chosen.in_all_words(pd.DataFrame(runs).drop_duplicates(["policy", "budget"]))
     whole = {table.name: table.checked(tables.get(table.name, pd.DataFrame())) for table in TABLES}
     return ContextResult(whole, selfcheck, refused)
 
 
-def spaced(layers: int, count: int = SEARCHED) -> list[int]:
+def spaced(layers: int, count: int) -> list[int]:
     """`count` layers from the first to the last, evenly spaced; all where there are no more."""
     if layers <= count:
         return list(range(layers))
     return [round(place * (layers - 1) / (count - 1)) for place in range(count)]
-
-
-def _fits(choice: Choice, chosen: Choices, length: int) -> bool:
-    window = chosen.policies[choice[0]].window or 0
-    try:
-        require_room(choice[1], length, window)
-    except BudgetError:
-        return False
-    return window < length
 
 
 def _layers(
@@ -205,12 +202,19 @@ def _layers(
             (before, window_sets(before), None if gated else prompt_norms),
             (after, decoded_sets(after), None if gated else norms),
         ):
-            for part in range(0, len(chosen.asked), CHUNK):
-                some = {choice: decided[choice] for choice in chosen.asked[part : part + CHUNK]}
-                per_head, per_layer = layer_rows(record, sets, some, known)
+            for some, judged in _chunks(chosen):
+                per_head, per_layer = layer_rows(record, sets, {choice: decided[choice] for choice in some}, known, judged)
                 heads.append(per_head)
                 layers.append(per_layer)
     return pd.concat(heads, ignore_index=True), pd.concat(layers, ignore_index=True), decisions
+
+
+def _chunks(chosen: Choices) -> Iterator[tuple[list[Choice], tuple[str, ...]]]:
+    """Choices that are held against the truth at once, and in which norms: the pair in all, variants in L1."""
+    for compared, judged in ((True, tuple(NORMS)), (False, ("L1",))):
+        some = [choice for choice in chosen.asked if (choice[0] in (BASE, CANDIDATE)) is compared]
+        for start in range(0, len(some), CHUNK):
+            yield some[start : start + CHUNK], judged
 
 
 def _decide(record: LayerRecord, norms: Mapping[str, Tensor], chosen: Choices) -> dict[Choice, Decision]:
