@@ -64,7 +64,7 @@ def violations(heads: pd.DataFrame) -> int:
 
 
 def variant_change(heads: pd.DataFrame, asked: Ablation, *, norm: str = "L1") -> pd.DataFrame:
-    """Each variant of an ablation against its first, a row per context, query set and budget that has both.
+    """Each variant of an ablation against its first, a row per context, query set and budget at which there are all that were measured.
 
     Columns `variant` (its label), `policy`, `context`, `queries`, `budget`, `total_change` (of ΣL over layers and heads), `improved` (share of
     heads with lower L, a tie counting ½).
@@ -82,4 +82,8 @@ def variant_change(heads: pd.DataFrame, asked: Ablation, *, norm: str = "L1") ->
         both = pd.DataFrame({"total_change": total, "improved": won}).dropna().reset_index()
         parts.append(both.assign(variant=label, policy=policy))
     columns = ["variant", "policy", *by, "total_change", "improved"]
-    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+    if not parts:
+        return pd.DataFrame(columns=columns)
+    found = pd.concat(parts, ignore_index=True)[columns]
+    variants = found.groupby("budget")["variant"].nunique()
+    return found[found["budget"].isin(variants[variants == variants.max()].index)].reset_index(drop=True)

@@ -71,7 +71,7 @@ def ablate(
     console.print(asked.question, style="bold", markup=False)
     for queries, label in (("first", "first decoded token"), ("later", "later tokens")):
         rows = summary(finished.heads, finished.runs, asked, queries)
-        console.print(table(COLUMNS, rows, f"{label}, against {next(iter(asked.variants))}"))
+        console.print(table(COLUMNS, rows, f"{label}, against {next(iter(asked.variants))}", fold=("variant",)))
     console.print(
         "ΔΣL: of the sum over heads, mean over contexts with its interval at 95 %; improved: heads with lower L", style="dim"
     )

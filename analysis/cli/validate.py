@@ -1,6 +1,7 @@
 """`criticalkv validate`: the theory held against a model and some text."""
 
 import sys
+from collections.abc import Hashable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from analysis.experiments.run import Validation
 
 DEFAULTS = ValidationSettings()
+TOLD = ("what is claimed, and what was measured",)
 BUDGETS = ",".join(map("{:g}".format, DEFAULTS.budgets))
 
 
@@ -138,20 +140,21 @@ def _print(finished: "Validation") -> None:
     console.print(
         _shown(f"The next {finished.about['settings']['later']} tokens", behaviour_table(behaviour_summary(finished.runs)))
     )
-    ledger = ledger_table(finished.claims)
-    console.print(
-        table(
-            list(ledger.columns),
-            ledger.itertuples(index=False, name=None),
-            "Which claims hold here?",
-            left=3,
-            fold=("statement", "paper"),
-        )
-    )
+    rows = [
+        (row["claim"], row["verdict"], "\n".join(filter(None, (row["statement"], _measured(row)))))
+        for row in ledger_table(finished.claims).to_dict("records")
+    ]
+    console.print(table(("claim", "verdict", *TOLD), rows, "Which claims hold here?", left=3, fold=TOLD))
     console.print(counted(finished.claims))
     broken = violations(finished.heads)
     console.print("L ≤ θ held for every query of every head." if broken == 0 else f"[bold red]L > θ for {broken} queries.[/]")
     console.print(f"Report: {finished.report}", soft_wrap=True, markup=False)
+
+
+def _measured(row: Mapping[Hashable, str]) -> str:
+    """What was measured of a claim, in a line."""
+    found = row["measured"] + (f" ({row['95 % interval']})" if row["95 % interval"] else "")
+    return "; ".join(filter(None, (found, row["paper"] and f"paper: {row['paper']}")))
 
 
 def _shown(title: str, frame: "pd.DataFrame") -> "Table":

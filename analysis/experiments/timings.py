@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from analysis.schema import FULL
-from eviction import Policy, prefill
+from eviction import Policy, prefill, reading
 from hooks.forward import forward, greedy
 
 REPEATS = 5
@@ -33,7 +34,8 @@ def timing_rows(model: Any, prompt: Tensor, policies: Mapping[str, Policy], budg
                 cache, logits = prefilled.cache, prefilled.logits
             first = logits.argmax(-1)
             middle = _now(prompt)
-            greedy(model, first, cache, 1 + tokens)
+            with nullcontext() if chosen is None else reading(model):
+                greedy(model, first, cache, 1 + tokens)
             rows.append(
                 {
                     "policy": name,

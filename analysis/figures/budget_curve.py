@@ -4,7 +4,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import NAMES, PALETTE, axes, percent
+from analysis.figures.style import NAMES, PALETTE, axes, by_cache, unperturbed
 
 
 def budget_curve(
@@ -23,6 +23,9 @@ def budget_curve(
     names = variants or NAMES
     chosen = heads[heads["policy"].isin(names) & (heads["queries"] == queries) & (heads["norm"] == norm)]
     means = chosen.groupby(["context", "policy", "budget"])["perturbation"].mean().reset_index()
+    means = means[means["perturbation"] > 0]
+    if means.empty:
+        return unperturbed(ax)
     means["selection"] = means["policy"].map(names)
     sns.lineplot(
         means,
@@ -36,8 +39,6 @@ def budget_curve(
         errorbar=("pi", 100),
         ax=ax,
     )
-    budgets = sorted(means["budget"].unique())
-    ax.set(xscale="log", yscale="log", xlabel="cache kept", ylabel=f"mean {norm} perturbation of a head")
-    ax.set_xticks(budgets, [percent(budget) for budget in budgets])
-    ax.minorticks_off()
+    ax.set(xlabel="cache kept", ylabel=f"mean {norm} perturbation of a head")
+    by_cache(ax, means["budget"])
     return ax

@@ -14,7 +14,7 @@ from analysis.figures.kl_by_budget import kl_by_budget
 from analysis.figures.leave_one_out import leave_one_out
 from analysis.figures.optimum_gap import optimum_gap
 from analysis.figures.picture import Picture, panels, query_panels
-from analysis.schema import ALLOCATION, ENTRIES, FULL, KEPT, QUERY_SETS, RUNS, SINGLE
+from analysis.schema import ALLOCATION, ENTRIES, KEPT, POLICIES, QUERY_SETS, RUNS, SINGLE
 from analysis.summary import variant_change
 
 MAPPED = ("adakv+two-stage", "fisher")
@@ -26,9 +26,9 @@ def ablations(heads: pd.DataFrame, label: str) -> list[Picture]:
     """A figure for each ablation of which there are rows."""
     found = []
     for name, asked in ABLATIONS.items():
+        if asked.lengths is not None or not (set(asked.variants.values()) - set(POLICIES)) & set(heads["policy"]):
+            continue  # not asked for: the compared pair is always there
         there = variant_change(heads, asked)
-        if asked.lengths is not None or there.empty:
-            continue
         sets = [queries for queries in QUERY_SETS if queries in set(there["queries"])]
         found.append(
             Picture(
@@ -40,7 +40,7 @@ def ablations(heads: pd.DataFrame, label: str) -> list[Picture]:
                     label,
                     sets,
                     lambda ax, queries, last, asked=asked: ablation(heads, asked, queries=queries, ax=ax),  # type: ignore[misc]
-                    height=1.6 + 0.32 * len(asked.variants),
+                    height=1.7 + 0.32 * max(len(asked.variants), len(asked.budgets or ())),
                 ),
             )
         )
@@ -51,7 +51,7 @@ def evidence(tables: Mapping[str, pd.DataFrame], label: str) -> list[Picture]:
     """The figures of the tables beside `heads` and `layers`, of each that has rows."""
     found = []
     runs, single, entries = tables[RUNS.name], tables[SINGLE.name], tables[ENTRIES.name]
-    if runs.loc[(runs["policy"] != FULL) & ~runs["policy"].str.contains(":"), "policy"].nunique() > 1:
+    if runs.loc[runs["policy"].isin(POLICIES), "budget"].nunique() > 1:
         found.append(
             Picture(
                 "kl_by_budget",

@@ -4,7 +4,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, percent
+from analysis.figures.style import axes, percent, plain_log
 
 OPTIMA = {"theta": ("least θ", "L1", "θ / least θ"), "perturbation": ("least L found", "L2", "L₂ / least L₂ found")}
 
@@ -30,7 +30,10 @@ def optimum_gap(single: pd.DataFrame, *, column: str = "perturbation", ax: Axes 
     joined = others.join(best.rename("best"), on=keys, how="inner")
     joined["ratio"] = joined[column] / joined["best"]
     order = joined.groupby("choice")["ratio"].median().sort_values().index.tolist()
-    sns.boxplot(joined, x="ratio", y="choice", order=order, color="#9ecae1", whis=(5, 95), fliersize=0, linewidth=0.9, ax=ax)
+    sns.boxplot(
+        joined, x="ratio", y="choice", order=order, color="#9ecae1", whis=(5, 95), showfliers=False, linewidth=0.9, ax=ax
+    )
     ax.axvline(1, color="0.3", linewidth=1, linestyle="--")
-    ax.set(xlabel=label, ylabel="", title=f"{percent(joined['budget'].iloc[0])} cache, {best.size} heads")
+    ax.set(xscale="log", xlabel=label, ylabel="", title=f"{percent(joined['budget'].iloc[0])} cache, {best.size} heads")
+    plain_log(ax.xaxis)
     return ax

@@ -7,7 +7,9 @@ import matplotlib
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from analysis.schema import POLICIES
 
@@ -70,6 +72,22 @@ def policy_colours(policies: Iterable[str]) -> dict[str, str]:
 def beside(ax: Axes) -> None:
     """The legend of policies beside `ax`, where it hides nothing."""
     ax.legend(title="policy", fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+
+
+def by_cache(ax: Axes, budgets: Iterable[float]) -> None:
+    """Logarithmic axes over the cache kept, marked where something was measured; the other axis marked at 1, 2, 5 of each decade."""
+    marks = sorted(set(budgets))
+    ax.set(xscale="log", yscale="log")
+    ax.set_xticks(marks, [percent(budget) for budget in marks])
+    ax.xaxis.minorticks_off()
+    plain_log(ax.yaxis)
+
+
+def plain_log(axis: Axis) -> None:
+    """A logarithmic axis marked at 1, 2, 5 of each decade, in plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
 
 
 def cache_size(budget: float) -> str:

@@ -3,15 +3,25 @@
 import known_rows as rows
 import numpy as np
 import pytest
+import worlds
 from matplotlib.figure import Figure
 
+from analysis.ablations import ABLATIONS, IN_ONE_RUN
 from analysis.figures import (
+    ablation,
+    allocation_map,
     bound_tightness,
+    bounds_compared,
+    budget_curve,
     drift,
     gallery,
     head_map,
+    kept_tokens,
+    kl_by_budget,
     layer_perturbation,
+    leave_one_out,
     needle_map,
+    optimum_gap,
     retained_mass,
     score_by_budget,
     score_by_perturbation,
@@ -69,21 +79,21 @@ def test_figures_touch_no_global_state():
     import matplotlib.pyplot as plt
 
     win_rate(rows.heads())
-    gallery(rows.heads(), rows.layers(), "a model")
+    gallery(worlds.world(True), "a model")
     assert plt.get_fignums() == []
 
 
 def test_every_picture_is_saved_twice_names_the_model_and_is_the_same_each_time(tmp_path):
-    contents = []
+    contents, tables = [], worlds.world(True)
     for attempt in ("first", "second"):
         folder = tmp_path / attempt
         folder.mkdir()
-        for picture in gallery(rows.heads(), rows.layers(), "a model <in 4 bits>"):
+        for picture in gallery(tables, "a model <in 4 bits>"):
             picture.save(folder)
             assert isinstance(picture.figure, Figure)
             assert "a model &lt;in 4 bits&gt;" in (folder / f"{picture.name}.svg").read_text()
         contents.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
-    assert len(contents[0]) == 12
+    assert len(contents[0]) == 2 * (7 + len(IN_ONE_RUN) + 6)
     assert contents[0] == contents[1]
 
 
@@ -146,3 +156,84 @@ def test_a_policy_has_one_colour_in_every_figure():
     few, many = policy_colours(["snapkv", "fisher"]), policy_colours(["random", "fisher", "h2o", "snapkv", "tova", "full"])
     assert few.items() <= many.items()
     assert len(set(many.values())) == 6
+
+
+def points(ax):
+    """Offsets of all that was scattered, masked ones left out."""
+    return np.concatenate([np.asarray(one.get_offsets()) for one in ax.collections if len(one.get_offsets())])
+
+
+def test_an_ablation_shows_the_change_of_each_variant_against_the_first():
+    ax = ablation(worlds.heads(True), ABLATIONS["alpha"])
+    drawn = points(ax)
+    assert len(drawn) == 7 * len(worlds.CONTEXTS)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[:2] == ["α = 0", "α = 0.25"]
+    np.testing.assert_allclose(drawn[np.round(drawn[:, 1]) == 0][:, 0], -10, atol=1e-9)
+    np.testing.assert_allclose(drawn[np.round(drawn[:, 1]) == 1][:, 0], -20, atol=1e-9)
+    assert ax.get_title() == "against attention-only, 20 % cache"
+
+
+def test_a_single_variant_at_several_budgets_has_a_line_for_each():
+    ax = ablation(worlds.heads(False), ABLATIONS["budget"])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["2.5 %", "5 %", "10 %", "20 %", "40 %", "80 %"]
+    np.testing.assert_allclose(points(ax)[:, 0], 25, atol=1e-9)
+    with pytest.raises(ValueError, match="no rows of the ablation 'length'"):
+        ablation(rows.heads()[rows.heads()["policy"] == "none"], ABLATIONS["length"])
+
+
+def test_budget_curve_and_kl_show_means_at_each_cache_size():
+    ax = budget_curve(worlds.heads(True), queries="window")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["10 %", "20 %", "40 %"]
+    lines = [line.get_ydata() for line in ax.lines if len(line.get_xdata()) == 3]
+    assert any(np.allclose(line[0] / line[2], 4) for line in lines)
+    runs = worlds.runs(True)
+    ax = kl_by_budget(runs)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["snapkv", "snapkv+two-stage", "fisher"]
+    means = runs[runs["policy"] == "fisher"].groupby("budget")["kl"].mean().to_numpy()
+    assert any(np.allclose(line.get_ydata(), means) for line in ax.lines if len(line.get_xdata()) == 3)
+
+
+def test_both_bounds_lie_right_of_the_diagonal():
+    single = worlds.single(True)
+    ax = bounds_compared(single)
+    drawn = points(ax)
+    heads = len(worlds.CONTEXTS) * worlds.N_LAYERS * worlds.N_HEADS
+    assert len(drawn) == 2 * heads
+    assert (drawn[:, 0] >= drawn[:, 1]).all()
+    assert "θ / L = 1.5, θ_ô / L = 1.1" in ax.get_title()
+
+
+def test_optimum_gap_is_a_ratio_to_the_best():
+    ax = optimum_gap(worlds.single(False), column="theta")
+    assert ax.get_xlabel() == "θ / least θ"
+    # θ of attention is 5 L, the certified bound half of 5 · 1.2 L
+    assert any(np.allclose(line.get_xdata(), 5 / 3) for line in ax.lines)
+    with pytest.raises(ValueError, match="least L found"):
+        optimum_gap(worlds.single(True).query("choice == 'attention'"))
+
+
+def test_leave_one_out_draws_each_entry_and_says_the_rank_correlation():
+    entries = worlds.entries(True)
+    ax = leave_one_out(entries)
+    assert len(points(ax)) == len(entries)
+    assert ax.get_title() == "rank correlation 1.000"
+
+
+def test_an_allocation_map_holds_the_share_of_each_head():
+    ax = allocation_map(worlds.allocation(), policy="fisher", bar=False)
+    drawn = np.asarray(ax.collections[0].get_array()).reshape(worlds.N_LAYERS, 2)
+    np.testing.assert_allclose(drawn, [[10 * (1 + layer + head) for head in range(2)] for layer in range(worlds.N_LAYERS)])
+    with pytest.raises(ValueError, match="what h2o keeps"):
+        allocation_map(worlds.allocation(), policy="h2o")
+
+
+def test_kept_tokens_shows_each_token_on_the_shade_of_its_share():
+    ax = kept_tokens(worlds.kept(), policy="fisher", first=1, count=24)
+    assert [text.get_text() for text in ax.texts][:5] == ["word1", "word2", "word3", "word4", r"⏎\$x\$ <"]
+    shades = [patch.get_facecolor()[:3] for patch in ax.patches]
+    assert len(shades) == 24
+    assert sum(shades[0]) > sum(shades[9])  # share 0.1 is lighter than 1
+    with pytest.raises(ValueError, match="from 500 on"):
+        kept_tokens(worlds.kept(), policy="fisher", first=500)

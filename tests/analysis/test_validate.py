@@ -2,15 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import worlds
 from models import tiny
 from typer.testing import CliRunner
 
 import analysis.experiments.run as run_module
+from analysis.ablations import ABLATIONS
 from analysis.cli import app as cli
 from analysis.errors import InputError
 from analysis.experiments.choices import choices
@@ -18,7 +21,7 @@ from analysis.experiments.contexts import Context, texts, tokenised
 from analysis.experiments.run import validate
 from analysis.experiments.selfcheck import SelfCheckFailed
 from analysis.experiments.validation import validate_context
-from analysis.schema import CLAIMS, POLICIES, TABLES
+from analysis.schema import CLAIMS, POLICIES, SAMPLES, TABLES
 from analysis.settings import ValidationSettings
 from eviction import prefill
 from hooks import LoadedModel, capture
@@ -52,7 +55,16 @@ def finished(tmp_path_factory):
 
 def test_a_run_writes_tables_figures_and_report(finished):
     files = {path.relative_to(finished.folder).as_posix() for path in finished.folder.rglob("*") if path.is_file()}
-    names = ("head_map", "layer_perturbation", "win_rate", "bound_tightness", "retained_mass", "drift", "budget_curve")
+    names = (
+        "head_map",
+        "layer_perturbation",
+        "win_rate",
+        "bound_tightness",
+        "retained_mass",
+        "drift",
+        "budget_curve",
+        "kl_by_budget",
+    )
     assert files == {
         *(table.file for table in (*TABLES, CLAIMS)), "run.json", "report.html",
         *(f"figures/{name}.{kind}" for name in names for kind in ("png", "svg")),
@@ -221,6 +233,166 @@ def test_the_report_escapes_what_comes_from_file_names(tmp_path):
     page = validate(settings, tmp_path / "run", loaded=loaded()).report.read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+
+
+EVERYTHING = ValidationSettings(
+    model="tiny", passages=2, context_length=120, window=4, kernel=3, budgets=(0.1, 0.2, 0.5), later=5, leave_one_out=24
+)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    return validate(EVERYTHING, tmp_path_factory.mktemp("everything"), loaded=loaded())
+
+
+def test_a_whole_validation_decides_every_claim_that_it_has_rows_for(everything, tmp_path):
+    found = everything.claims.set_index("id")
+    missing = found.index[found["verdict"] == "not measured"]
+    assert set(missing) == {"C7", "C7.adakv", "C7.headkv", "C8", "C9", "C10", "C10.decoding", "B4", "B5"}
+    assert found.loc["O1", "verdict"] == "holds"
+    assert found.loc["C2", "setting"].startswith("tiny (random); 2 contexts of 120 tokens; window 4, max-pooling over 3")
+    assert everything.about["refused"] == {}
+    again = validate(EVERYTHING, tmp_path / "again", loaded=loaded())
+    pd.testing.assert_frame_equal(again.claims, everything.claims, check_exact=True)
+
+
+def test_a_variant_that_says_what_the_settings_say_has_their_rows(everything):
+    heads = everything.heads
+    keys = ["context", "layer", "head", "budget", "queries", "norm"]
+    numbers = {}
+    for name in (
+        "snapkv+two-stage",
+        "snapkv+two-stage:alpha=0.5",
+        "snapkv+two-stage:epsilon=0.0001",
+        "snapkv+two-stage:norm=1",
+    ):
+        rows = heads[(heads["policy"] == name) & (heads["budget"] == 0.2) & (heads["norm"] == "L1")]
+        numbers[name] = rows.set_index(keys).sort_index().drop(columns=["policy"])
+        pd.testing.assert_frame_equal(numbers[name], numbers["snapkv+two-stage"], check_exact=True)
+    other = heads[(heads["policy"] == "snapkv+two-stage:alpha=1") & (heads["budget"] == 0.2)].set_index(keys)["perturbation"]
+    base = heads[(heads["policy"] == "snapkv") & (heads["budget"] == 0.2) & (heads["norm"] == "L1")].set_index(keys)[
+        "perturbation"
+    ]
+    pd.testing.assert_series_equal(other.sort_index(), base.sort_index())
+
+
+def test_variants_whose_window_does_not_fit_the_context_are_left_out(everything):
+    there = set(everything.heads["policy"])
+    assert "snapkv:window=16" in there  # a fifth of 120 entries holds it
+    assert "snapkv:window=32" not in there
+    assert "snapkv:window=64" not in there
+
+
+def test_allocation_and_kept_tokens_are_what_the_policies_keep(everything):
+    allocation, kept = everything.tables["allocation"], everything.tables["kept"]
+    uniform = allocation[allocation["policy"] == "snapkv"]
+    assert (uniform["kept"] == 24).all()
+    name = texts(EVERYTHING)[0].name
+    mine = uniform[uniform["context"] == name]
+    assert len(mine) == 3 * 2
+    for policy in ("snapkv", "fisher", "random"):
+        share = kept[(kept["context"] == name) & (kept["policy"] == policy)]
+        total = allocation[(allocation["context"] == name) & (allocation["policy"] == policy)]
+        assert len(share) == 120
+        assert share["share"].sum() * 6 == pytest.approx(total["kept"].sum())
+    assert (kept.loc[(kept["policy"] == "snapkv") & (kept["position"] >= 116), "share"] == 1).all()  # the window
+
+
+@torch.no_grad()
+def test_single_heads_are_the_rooms_functions_on_heads_with_entries_of_their_own(everything):
+    """One layer: the centred choice and both bounds, by naive sums in float64."""
+    model = loaded().model
+    tokens = tokenised(texts(EVERYTHING)[0], Letters(), EVERYTHING, None).tokens
+    with capture(model, window=1) as captured:
+        model(tokens)
+    record = captured[1]
+    weights = attention_weights(**record.inputs)[0][0, :, 0].double()
+    rows = everything.tables["single"]
+    rows = rows[(rows["context"] == texts(EVERYTHING)[0].name) & (rows["layer"] == 1) & (rows["norm"] == "L1")].set_index(
+        ["choice", "head"]
+    )
+    for head in range(4):
+        written = record.values[0, head // 2].double() @ record.projection_blocks[head].double()
+        output = weights[head] @ written
+        scores = {"centred": weights[head] * (written - output).abs().sum(-1), "attention": weights[head]}
+        for choice, score in scores.items():
+            keep = torch.zeros(120, dtype=torch.bool)
+            keep[score.argsort(descending=True, stable=True)[:24]] = True
+            mass = weights[head][keep].sum()
+            other = weights[head][keep] @ written[keep] / mass
+            row = rows.loc[choice, head]
+            assert row["perturbation"] == pytest.approx(float((output - other).abs().sum()), rel=1e-4)
+            assert row["retained_mass"] == pytest.approx(float(mass), rel=1e-5)
+            lost, sizes = ~keep, written.abs().sum(-1)
+            bound = (weights[head] * sizes)[lost].sum() + (1 / mass - 1) * (weights[head] * sizes)[keep].sum()
+            assert row["theta"] == pytest.approx(float(bound), rel=1e-4)
+            ours = (weights[head][lost] * (written[lost] - other).abs().sum(-1)).sum()
+            assert row["theta_o_hat"] == pytest.approx(float(ours), rel=1e-4)
+            assert rows.loc["least θ", head]["lower"] <= row["theta"] * (1 + 1e-5)
+
+
+def test_entries_are_the_exact_removals_of_the_first_tokens(everything):
+    entries = everything.tables["entries"]
+    assert len(entries) == 2 * 3 * 2 * 23
+    assert (entries["exact"] >= 0).all()
+
+
+def test_answers_of_an_evaluation_decide_the_claims_about_tasks(tmp_path):
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    SAMPLES.write(worlds.samples(True), answers / SAMPLES.file, {})
+    settings = replace(SETTINGS, answers=answers, passages=1)
+    found = validate(settings, tmp_path / "run", loaded=loaded()).claims.set_index("id")
+    assert found.loc[["C7", "C7.adakv", "C7.headkv", "C8", "C9"], "verdict"].tolist() == ["holds"] * 5
+    assert "24 samples of 100 tokens" in found.loc["C9", "setting"]
+    with pytest.raises(InputError, match=r"holds no samples\.parquet"):
+        validate(replace(settings, answers=tmp_path), tmp_path / "other", loaded=loaded())
+    with pytest.raises(InputError, match="either it or --answers"):
+        replace(settings, full=True)
+
+
+def test_times_are_taken_in_turns_where_all_is_asked_for():
+    context = Context("letters", Letters()("abcdefgh" * 6).input_ids)
+    timings = validate_context(loaded(), context, replace(SETTINGS, full=True)).tables["timings"]
+    turns = timings.groupby("policy")["repeat"].apply(list).to_dict()
+    assert turns == {name: [1, 2, 3, 4, 5] for name in ("full", "snapkv", "snapkv+two-stage", "fisher")}
+    assert (timings[["first_token_s", "token_s"]] > 0).all(axis=None)
+
+
+def test_an_ablation_of_lengths_measures_each_context_at_each(tmp_path):
+    settings = replace(SETTINGS, ablations=("length",), lengths=(32, 48))
+    done = validate(settings, tmp_path / "run", loaded=loaded())
+    name = texts(settings)[0].name
+    tokens = done.runs.groupby("context")["tokens"].first()
+    assert tokens[f"{name} (32 tokens)"] == 32
+    assert tokens[f"{name} (48 tokens)"] == 48
+    assert "snapkv+two-stage:epsilon=0" in set(done.heads["policy"])
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_each_ablation_is_one_command_that_prints_what_it_found(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_module, "load_model", lambda settings: loaded(max_position_embeddings=512))
+    out = tmp_path / "run"
+    given = ["--passages", "2", "--context-length", "400", "--later", "4", "--window", "4", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["criticalkv", "ablate", name, *given])
+    asked = replace(ABLATIONS[name], lengths=(64, 96)) if ABLATIONS[name].lengths else ABLATIONS[name]
+    monkeypatch.setitem(ABLATIONS, name, asked)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert ABLATIONS[name].question.split()[0] in printed
+    for label in list(ABLATIONS[name].variants)[1:]:
+        assert all(word in printed for word in label.split())
+    assert (out / "heads.parquet").exists()
+
+
+def test_an_unknown_ablation_is_told_with_the_nearest(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["criticalkv", "ablate", "alfa"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert "Did you mean alpha?" in capsys.readouterr().err
 
 
 # ---- the command line -----------------------------------------------------------------------------------------------

@@ -127,6 +127,8 @@ def test_scores_are_their_formulas(norm):
     np.testing.assert_allclose(Weighted(norm).scores(*given_scores).first, group(attention * sizes))
     of_means = Weighted(norm, "product of means").scores(*given_scores).first
     np.testing.assert_allclose(of_means, group(attention) * group(sizes))
+    plain = np.linalg.norm(made.values.repeat_interleave(made.group, 1).numpy(), ord=norm, axis=-1)
+    np.testing.assert_allclose(Weighted(norm, space="value").scores(*given_scores).first, group(attention * plain))
 
     weights = seen.weights.numpy()
     looking = made.query_valid.numpy()
@@ -208,6 +210,7 @@ def test_more_entries_than_there_are_are_refused():
         (TwoStage, {"norm": 3}, "norm"),
         (AttentionOnly, {"group": "sum"}, "group"),
         (Weighted, {"norm": 0}, "norm"),
+        (Weighted, {"space": "heads"}, "space"),
         (SingleEviction, {"space": "key"}, "space"),
         (RatioOptimum, {"window": 0}, "window must be"),
     ],
