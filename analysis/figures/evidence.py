@@ -26,9 +26,10 @@ def ablations(heads: pd.DataFrame, label: str) -> list[Picture]:
     """A figure for each ablation of which there are rows."""
     found = []
     for name, asked in ABLATIONS.items():
-        if asked.lengths is not None or not (set(asked.variants.values()) - set(POLICIES)) & set(heads["policy"]):
-            continue  # not asked for: the compared pair is always there
+        measured = (set(asked.variants.values()) - set(POLICIES)) & set(heads["policy"])
         there = variant_change(heads, asked)
+        if asked.lengths is not None or len(measured) < 2 or there.empty:
+            continue  # not asked for: the compared pair is always there, and one variant may be another ablation's
         sets = [queries for queries in QUERY_SETS if queries in set(there["queries"])]
         found.append(
             Picture(
