@@ -37,6 +37,6 @@ def ablation(heads: pd.DataFrame, asked: Ablation, *, queries: str = "first", no
         **several,
     )  # fmt: skip
     ax.axvline(0, color="0.3", linewidth=1, linestyle="--")
-    ax.set(xlabel=f"change of Σ{norm} (%)", ylabel="cache kept" if down == "cache" else "")
+    ax.set(xlabel=f"change of ΣL in {norm} (%)", ylabel="cache kept" if down == "cache" else "")
     ax.set_title(f"against {next(iter(asked.variants))}" + (f", {caches[0]} cache" if len(budgets) == 1 else ""))
     return ax

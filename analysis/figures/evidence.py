@@ -130,7 +130,8 @@ def evidence(tables: Mapping[str, pd.DataFrame], label: str) -> list[Picture]:
                     "Tokens whose entries were kept",
                     label,
                     [partial(kept_tokens, kept, policy=name) for name in told],
-                    size=(6.6, 3.6),
+                    size=(9, 2.9),
+                    down=True,
                 ),
             )
         )

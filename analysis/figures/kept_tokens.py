@@ -3,6 +3,8 @@
 import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
 from analysis.figures.style import axes, percent
@@ -13,7 +15,14 @@ LONGEST = 9
 
 
 def kept_tokens(
-    kept: pd.DataFrame, *, policy: str, context: str | None = None, first: int = 0, count: int = 96, ax: Axes | None = None
+    kept: pd.DataFrame,
+    *,
+    policy: str,
+    context: str | None = None,
+    first: int = 0,
+    count: int = 96,
+    bar: bool = True,
+    ax: Axes | None = None,
 ) -> Axes:
     """The tokens from `first` on as lines of text, each on a ground that is darker the more KV heads keep its entry (white: none).
 
@@ -41,8 +50,10 @@ def kept_tokens(
     ax.grid(visible=False)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    ax.set(
-        ylabel="position",
-        title=f"{policy}, {percent(rows['budget'].iloc[0])} cache: mean share of heads {rows['share'].mean():.0%}",
+    ax.set(ylabel="position")
+    ax.set_title(
+        f"{policy}, {percent(rows['budget'].iloc[0])} cache: {percent(round(rows['share'].mean(), 3))} of these entries"
     )
+    if bar:
+        ax.figure.colorbar(ScalarMappable(Normalize(0, 1), colours), ax=ax, label="share of KV heads")
     return ax

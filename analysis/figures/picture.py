@@ -57,10 +57,14 @@ def panels(
     *,
     size: tuple[float, float] = (4.6, 4.2),
     share: bool = False,
+    down: bool = False,
 ) -> Figure:
-    """Panels side by side, each drawn by a function that takes `ax`; `size` is that of one, `share` gives them one y axis."""
-    figure = Figure(figsize=(size[0] * len(draws), size[1]), layout="constrained")
-    row = figure.subplots(1, len(draws), sharey=share, squeeze=False)[0]
+    """Panels side by side (`down`: below each other), each drawn by a function that takes `ax`; `size` is that of one, `share` gives them
+    one y axis.
+    """
+    rows, columns = (len(draws), 1) if down else (1, len(draws))
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    row = figure.subplots(rows, columns, sharey=share, squeeze=False).ravel()
     for ax, draw in zip(row, draws, strict=True):
         draw(ax=ax)
         if share and ax is not row[0]:
