@@ -14,7 +14,7 @@ from analysis.schema import FULL
 from eviction import Policy, prefill, reading
 from hooks.forward import forward, greedy
 
-REPEATS = 5
+REPEATS = 3
 
 
 def timing_rows(model: Any, prompt: Tensor, policies: Mapping[str, Policy], budget: float, tokens: int) -> pd.DataFrame:
