@@ -22,6 +22,8 @@ def by_layer(
         x="layer",
         y=column,
         hue="selection",
+        style="selection",
+        style_order=list(PALETTE),  # told apart in grey too
         palette=PALETTE,
         errorbar=("pi", 100),
         ax=ax,
