@@ -266,7 +266,7 @@ def loss_ratio(pairs: dict[str, str], budget: float = LARGE) -> Measure:
     """The score lost to eviction under two-stage selection over that under its base (RULER, one budget), pairs together; over samples."""
 
     def measure(tables: Tables) -> Estimate | None:
-        rows = tables.get(SAMPLES.name)
+        rows = _answers(tables)
         if rows is None:
             return None
         rows = rows[(rows["budget"] == budget) & rows["source"].isin(GROUPS["ruler"])]
@@ -287,7 +287,7 @@ def long_bench() -> Measure:
     """Share of LongBench's cases (task, base, 20 and 40 % cache) that two-stage selection scores better in; ties count not."""
 
     def measure(tables: Tables) -> Estimate | None:
-        rows = tables.get(SAMPLES.name)
+        rows = _answers(tables)
         if rows is None:
             return None
         rows = rows[rows["source"].isin(GROUPS["longbench"]) & rows["budget"].isin([0.2, 0.4])]
@@ -302,6 +302,12 @@ def long_bench() -> Measure:
         return proportion(int((moved > 0).sum()), len(moved)) if len(moved) else None
 
     return measure
+
+
+def _answers(tables: Tables) -> pd.DataFrame | None:
+    """Rows of `samples`, where there are any; HeadKV's policies without the file of their head scores."""
+    rows = tables.get(SAMPLES.name)
+    return None if rows is None else rows.assign(policy=rows["policy"].str.replace(r":scores=[^:]*", "", regex=True))
 
 
 def _heads(tables: Tables, policy: str, budget: float | None, queries: str, norm: str = "L1") -> pd.DataFrame | None:

@@ -16,6 +16,7 @@ from analysis.experiments.choices import choices
 from analysis.experiments.contexts import Text, texts, tokenised
 from analysis.experiments.evaluate import evaluate
 from analysis.experiments.machine import load_model, provenance
+from analysis.experiments.needles import measure_heads
 from analysis.experiments.output import RunFolder
 from analysis.experiments.validation import steps, validate_context
 from analysis.figures.gallery import gallery
@@ -28,6 +29,8 @@ from hooks.reference import LoadedModel
 Reporter = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what begins now)."""
 
+HEAD_CONTEXTS = 8
+"""Contexts with a needle, by which HeadKV's head scores are measured in a full validation."""
 ANSWERED = 5
 """Samples of each of RULER's tasks in a full validation."""
 COPIED = 1e9
@@ -159,13 +162,20 @@ def _run(
 
 
 def answered(settings: ValidationSettings, loaded: LoadedModel, folder: Path, report: Reporter) -> pd.DataFrame:
-    """RULER's tasks at 40 % cache, in this model's answers: rows of the table `samples`."""
+    """RULER's tasks at 40 % cache, in this model's answers: rows of the table `samples`. HeadKV's head scores are measured first."""
+    folder.mkdir(exist_ok=True)
+    scores = folder / "head-scores.json"
+    if not scores.is_file():
+        measure_heads(
+            loaded, contexts=HEAD_CONTEXTS, context_length=settings.context_length, measure="headkv", seed=settings.seed
+        ).save(scores)
+    headkv = (f"headkv:scores={scores}", f"headkv+two-stage:scores={scores}")
     grid = Grid(
         models=(loaded.name,),
         tasks=("ruler-offline",),
         lengths=(settings.context_length,),
         samples=ANSWERED,
-        policies=("snapkv", "snapkv+two-stage", "adakv", "adakv+two-stage"),
+        policies=("snapkv", "snapkv+two-stage", "adakv", "adakv+two-stage", *headkv),
         budgets=(0.4,),
         seeds=(settings.seed,),
         device=settings.device,
