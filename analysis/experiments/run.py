@@ -163,8 +163,7 @@ def _run(
 
 def answered(settings: ValidationSettings, loaded: LoadedModel, folder: Path, report: Reporter) -> pd.DataFrame:
     """RULER's tasks at 40 % cache, in this model's answers: rows of the table `samples`. HeadKV's head scores are measured first."""
-    folder.mkdir(exist_ok=True)
-    scores = folder / "head-scores.json"
+    scores = folder.with_name("head-scores.json")
     if not scores.is_file():
         measure_heads(
             loaded, contexts=HEAD_CONTEXTS, context_length=settings.context_length, measure="headkv", seed=settings.seed
