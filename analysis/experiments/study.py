@@ -19,7 +19,7 @@ from analysis.grid import Grid, split_policy
 from analysis.tasks import Asked, make, metric, names, ruling, task
 from analysis.tasks.haystack import documentation, words_of
 from analysis.tasks.metrics import FORCED
-from eviction import Policy, policy
+from eviction import HeadScores, Policy, policy
 from hooks.reference import LoadedModel
 
 VERSIONS = ("criticalkv", "torch", "transformers", "tokenizers", "numpy", "rouge", "rapidfuzz", "wonderwords")
@@ -51,7 +51,7 @@ class Group:
 
 
 def policies(grid: Grid) -> dict[str, Policy]:
-    """The grid's policies by the text that names them.
+    """The grid's policies by the text that names them; `scores` may name a file of head scores.
 
     Raises:
         InputError: no policy has a name, or such a parameter.
@@ -60,8 +60,10 @@ def policies(grid: Grid) -> dict[str, Policy]:
     for text in grid.policies:
         name, settings = split_policy(text)
         try:
+            if isinstance(settings.get("scores"), str):  # a file of head scores
+                settings["scores"] = HeadScores.load(settings["scores"]).scores
             found[text] = policy(name, **settings)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OSError) as error:
             raise InputError(f"--policies {text}: {error}") from error
     return found
 

@@ -24,6 +24,7 @@ from analysis.grid import Grid, budgets, split_policy
 from analysis.schema import FULL, SAMPLES, SCORES
 from analysis.scores import scores
 from analysis.tasks import Sample, register, unregister
+from eviction import HeadScores
 from hooks.errors import ModelUnavailable
 from hooks.reference import LoadedModel
 from hooks.tiny import tiny_model
@@ -365,3 +366,15 @@ class TestCommand:
         broken.write_text("1 / 0")
         assert "raised ZeroDivisionError: division by zero" in str(self.run("--import", broken).exception)
         assert not (tmp_path / "run").exists()
+
+
+def test_head_scores_may_be_named_by_their_file(tmp_path):
+    path = tmp_path / "scores.json"
+    HeadScores(((0.5, 0.25), (0.125, 1.0)), "m", "headkv", 1, 100, 0, 1.0).save(path)
+    text = f"headkv:scores={path}"
+    assert policies(Grid(policies=(text,), budgets=(0.2,)))[text].allocate.scores == ((0.5, 0.25), (0.125, 1.0))
+    with pytest.raises(InputError, match="No such file"):
+        policies(Grid(policies=(f"headkv:scores={tmp_path / 'none.json'}",), budgets=(0.2,)))
+    path.write_text("[]")
+    with pytest.raises(InputError, match="holds no head scores"):
+        policies(Grid(policies=(text,), budgets=(0.2,)))
