@@ -13,6 +13,7 @@ from analysis.cli.head_scores import head_scores
 from analysis.cli.leave_one_out import leave_one_out
 from analysis.cli.models import models
 from analysis.cli.policies import explain, policies
+from analysis.cli.report import report
 from analysis.cli.sweep import compare, merge, status, sweep
 from analysis.cli.validate import validate
 from analysis.errors import InputError
@@ -25,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(validate)
+app.command()(report)
 app.command()(ablate)
 app.command()(evaluate)
 app.command()(sweep)

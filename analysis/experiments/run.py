@@ -19,9 +19,8 @@ from analysis.experiments.machine import load_model, provenance
 from analysis.experiments.needles import measure_heads
 from analysis.experiments.output import RunFolder
 from analysis.experiments.validation import steps, validate_context
-from analysis.figures.gallery import gallery
 from analysis.grid import Grid
-from analysis.report.render import render
+from analysis.report.making import write_report
 from analysis.schema import CLAIMS, ENTRIES, HEADS, LAYERS, RUNS, SAMPLES, TABLES
 from analysis.settings import ValidationSettings
 from hooks.reference import LoadedModel
@@ -156,7 +155,7 @@ def _run(
     if answers is not None:
         joined[SAMPLES.name] = answers
     joined[CLAIMS.name] = ledger(joined, about)
-    _write(folder, joined, about, loaded.label)
+    _write(folder, joined, about)
     report(total, total, "done")
     return Validation(joined, about, folder.path)
 
@@ -193,18 +192,12 @@ def in_float64(loaded: LoadedModel, settings: ValidationSettings) -> tuple[nn.Mo
     return copy.deepcopy(loaded.model).double(), {}
 
 
-def _write(folder: RunFolder, tables: dict[str, pd.DataFrame], about: dict[str, Any], label: str) -> None:
+def _write(folder: RunFolder, tables: dict[str, pd.DataFrame], about: dict[str, Any]) -> None:
     staging = folder.staging()
     for table in (*TABLES, CLAIMS, *([SAMPLES] if SAMPLES.name in tables else [])):
         table.write(tables[table.name], staging / table.file, about["model"])
     (staging / "run.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    figures = staging / "figures"
-    figures.mkdir()
-    pictures = gallery(tables, label)
-    for picture in pictures:
-        picture.save(figures)
-    page = render(tables, pictures, about, figures)
-    (staging / "report.html").write_text(page, encoding="utf-8")
+    write_report(tables, about, staging)
     folder.publish(staging)
 
 

@@ -1,6 +1,7 @@
 """The report that a run ends with, made from its tables alone. Loads neither torch nor transformers."""
 
-from analysis.report.render import render
-from analysis.report.tables import behaviour_table, perturbation_table
+from analysis.report.making import read_run, remake, write_report
+from analysis.report.render import markdown, render
+from analysis.report.tables import behaviour_table, ledger_table, perturbation_table
 
-__all__ = ["behaviour_table", "perturbation_table", "render"]
+__all__ = ["behaviour_table", "ledger_table", "markdown", "perturbation_table", "read_run", "remake", "render", "write_report"]

@@ -1,6 +1,7 @@
-"""The report: one HTML file that needs nothing beside it."""
+"""The report's pages: one HTML file that needs nothing beside it, and one Markdown file beside the figures."""
 
 import base64
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,6 @@ def render(tables: Mapping[str, pd.DataFrame], pictures: list[Picture], about: M
 
     Everything that comes from data or file names is escaped.
     """
-    heads, runs = tables[HEADS.name], tables[RUNS.name]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("analysis.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
     shown = [
         {
             "title": picture.title,
@@ -31,14 +28,42 @@ def render(tables: Mapping[str, pd.DataFrame], pictures: list[Picture], about: M
         }
         for picture in pictures
     ]
-    return environment.get_template("template.html.j2").render(
-        **about,
-        query_sets=QUERY_SETS,
-        legend=LEGEND,
-        verdicts=counted(tables[CLAIMS.name]),
-        ledger=ledger_table(tables[CLAIMS.name]),
-        violations=violations(heads),
-        perturbation=perturbation_table(perturbation_summary(heads)),
-        behaviour=behaviour_table(behaviour_summary(runs)),
-        pictures=shown,
+    return _environment(autoescape=True).get_template("template.html.j2").render(**_content(tables, about), pictures=shown)
+
+
+def markdown(tables: Mapping[str, pd.DataFrame], pictures: list[Picture], about: Mapping[str, Any]) -> str:
+    """The same as Markdown, its figures by their file names; what comes from data or file names is shown as it is, never as markup."""
+    environment = _environment(autoescape=False)
+    environment.filters["plain"] = plain
+    return environment.get_template("template.md.j2").render(**_content(tables, about), pictures=pictures)
+
+
+def plain(text: object) -> str:
+    """Text in which nothing is Markdown or HTML."""
+    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", " ".join(str(text).split()))
+
+
+def _environment(*, autoescape: bool) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis.report", "."),
+        autoescape=autoescape,  # noqa: S701 - Markdown escapes by a filter of its own
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=not autoescape,
+        lstrip_blocks=not autoescape,
     )
+
+
+def _content(tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> dict[str, Any]:
+    """What both pages show."""
+    heads, claims = tables[HEADS.name], tables[CLAIMS.name]
+    return {
+        **about,
+        "query_sets": QUERY_SETS,
+        "legend": LEGEND,
+        "verdicts": counted(claims),
+        "ledger": ledger_table(claims),
+        "details": claims[["id", "setting", "command"]],
+        "violations": violations(heads),
+        "perturbation": perturbation_table(perturbation_summary(heads)),
+        "behaviour": behaviour_table(behaviour_summary(tables[RUNS.name])),
+    }

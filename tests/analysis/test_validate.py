@@ -66,7 +66,7 @@ def test_a_run_writes_tables_figures_and_report(finished):
         "kl_by_budget",
     )
     assert files == {
-        *(table.file for table in (*TABLES, CLAIMS)), "run.json", "report.html",
+        *(table.file for table in (*TABLES, CLAIMS)), "run.json", "report.html", "report.md",
         *(f"figures/{name}.{kind}" for name in names for kind in ("png", "svg")),
     }  # fmt: skip
     for table in (*TABLES, CLAIMS):
@@ -393,6 +393,56 @@ def test_an_unknown_ablation_is_told_with_the_nearest(monkeypatch, capsys):
         cli.main()
     assert stopped.value.code == 2
     assert "Did you mean alpha?" in capsys.readouterr().err
+
+
+# ---- the report, made again ----------------------------------------------------------------------------------------
+
+
+def test_a_report_is_made_again_from_the_rows_and_is_the_same(finished, tmp_path, monkeypatch, capsys):
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*.*")}
+    for name in ("report.html", "report.md", "claims.parquet"):
+        (run / name).unlink()
+    shutil.rmtree(run / "figures")
+    monkeypatch.setattr("sys.argv", ["criticalkv", "report", str(run)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith("Of 43 claims")
+    assert {path.relative_to(run): path.read_bytes() for path in run.rglob("*.*")} == before
+
+
+@pytest.mark.parametrize("damage", ["no run", "no table", "a truncated table", "another run.json", "no JSON"])
+def test_what_is_no_finished_run_is_told_and_left_alone(damage, finished, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    if damage == "no run":
+        run.mkdir()
+    else:
+        shutil.copytree(finished.folder, run)
+    if damage == "no table":
+        (run / "heads.parquet").unlink()
+    if damage == "a truncated table":
+        whole = (run / "layers.parquet").read_bytes()
+        (run / "layers.parquet").write_bytes(whole[: len(whole) // 2])
+    if damage == "another run.json":
+        (run / "run.json").write_text('{"settings": {}}')
+    if damage == "no JSON":
+        (run / "run.json").write_text("{")
+    before = {path: path.read_bytes() for path in run.rglob("*.*")}
+    monkeypatch.setattr("sys.argv", ["criticalkv", "report", str(run)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert {path: path.read_bytes() for path in run.rglob("*.*")} == before
+
+
+def test_markdown_shows_names_as_they_are(tmp_path):
+    evil = tmp_path / "a*b_<i>[x](y).txt"
+    evil.write_text("some words, and more words; " * 10)
+    settings = ValidationSettings(**PAIR, context_files=(evil,), context_length=40, budgets=(0.5,), later=2)
+    page = (validate(settings, tmp_path / "run", loaded=loaded()).folder / "report.md").read_text()
+    assert r"a\*b\_\<i\>\[x\](y).txt" in page
 
 
 # ---- the command line -----------------------------------------------------------------------------------------------

@@ -1,0 +1,22 @@
+"""`criticalkv report`: a run's report, made again from its rows."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def report(run: Annotated[Path, typer.Argument(help="The folder of a finished validation.")]) -> None:
+    """Make the ledger, the figures and the report of a run again, from its Parquet files; no model is loaded.
+
+    Example: [bold]criticalkv report runs/paper[/]
+    """
+    from analysis.report import remake
+    from analysis.report.tables import counted
+    from analysis.schema import CLAIMS
+
+    tables = remake(run)
+    console = Console()
+    console.print(counted(tables[CLAIMS.name]))
+    console.print(f"Report: {run / 'report.html'} and {run / 'report.md'}", soft_wrap=True, markup=False)
