@@ -111,7 +111,12 @@ _CHOICE = (
 )
 _JUDGED = (
     Column("queries", "string", "whose attention is judged: " + ", ".join(QUERY_SETS), key=True),
-    Column("norm", "string", "L1 or L2, on both sides of the bound; variants are judged in L1 alone", key=True),
+    Column(
+        "norm",
+        "string",
+        "L1 or L2, on both sides of the bound; variants are judged in L1, and in L2 only where they say what the run's settings say",
+        key=True,
+    ),
 )
 
 HEADS = Table(

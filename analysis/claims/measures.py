@@ -55,7 +55,10 @@ def total_change(candidate: str = CANDIDATE, base: str = BASE, *, queries: str =
 
 
 def worst_budget(queries: str = "first") -> Measure:
-    """The largest relative change of ΣL over the budgets of the budget ablation, or of the run where that was left out."""
+    """The relative change of ΣL at the budget where its mean over contexts is largest, of those up to 40 %.
+
+    Budgets are those of the budget ablation, or of the run where that was left out.
+    """
 
     def measure(tables: Tables) -> pd.Series | None:
         heads = tables[HEADS.name]
@@ -63,9 +66,8 @@ def worst_budget(queries: str = "first") -> Measure:
         if pair[0] not in set(heads["policy"]):
             pair = (CANDIDATE, BASE)
         budgets = sorted(heads.loc[heads["policy"] == pair[0], "budget"].unique())
-        changes = [_change(tables, *pair, budget, queries) for budget in budgets if budget < 1]
-        found = [change for change in changes if change is not None]
-        return pd.concat(found, axis=1).max(axis=1) if found else None
+        changes = [_change(tables, *pair, budget, queries) for budget in budgets if budget <= LARGE]
+        return max((change for change in changes if change is not None and len(change)), key=pd.Series.mean, default=None)
 
     return measure
 
