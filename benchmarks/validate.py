@@ -1,7 +1,8 @@
-"""How long the default validation takes, in prefills of the same contexts (target: at most 10).
+"""How long a validation of the compared pair takes, in prefills of the same contexts (target: at most 10).
 
-`validate_over_prefill`: `criticalkv validate` on its default contexts, without loading the model, over plain prefills of the
-same contexts (sdpa, float32, 2 threads, `logits_to_keep=1`, no capture).
+`validate_over_prefill`: attention-only against two-stage selection at the default budgets, without ablations, optima, other policies and
+single removals, figures and report included, without loading the model, over plain prefills of the same
+contexts (sdpa, float32, 2 threads, `logits_to_keep=1`, no capture).
 """
 
 import tempfile
@@ -21,7 +22,7 @@ from hooks.forward import forward
 def main() -> None:
     options = arguments(__doc__)
     torch.set_num_threads(THREADS)
-    settings = ValidationSettings()
+    settings = ValidationSettings(passages=4, ablations=(), leave_one_out=0, others=False)
     loaded = load_model(settings)
     contexts = [tokenised(text, loaded.tokenizer, settings, None) for text in texts(settings)]
 
