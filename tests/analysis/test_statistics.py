@@ -231,3 +231,9 @@ def test_tasks_of_one_file_have_scores_of_their_own():
     assert found.loc[("even", FULL, 1.0), "score"] == 0
     assert found.loc[("odd", FULL, 1.0), "score"] == 1
     assert set(found["samples"]) == {5}
+
+
+def test_a_ratio_has_an_interval_where_some_draws_divide_by_nothing():
+    above, below = [0.5, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    found = ratio_of_means(above, below)
+    assert found == pytest.approx((0.5, 0.5, 0.5))
