@@ -197,13 +197,14 @@ def _bootstrap(data: tuple[np.ndarray, ...], statistic: object, seed: int) -> Es
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         found = stats.bootstrap(data, statistic, method="BCa", rng=np.random.default_rng(seed), **asked).confidence_interval
-    if np.isnan(found.low) or np.isnan(found.high):  # too few different draws for the correction
+        if not (np.isnan(found.low) or np.isnan(found.high)):
+            return Estimate(value, float(found.low), float(found.high))
+        # too few different draws for the correction
         drawn = stats.bootstrap(data, statistic, method="percentile", rng=np.random.default_rng(seed), **asked)
-        tail = (1 - CONFIDENCE) / 2
-        # draws in which a sum to divide by is 0 say nothing
-        low, high = np.nanquantile(drawn.bootstrap_distribution, [tail, 1 - tail])
-        return Estimate(value, float(low), float(high))
-    return Estimate(value, float(found.low), float(found.high))
+    tail = (1 - CONFIDENCE) / 2
+    # draws in which a sum to divide by is 0 say nothing
+    low, high = np.nanquantile(drawn.bootstrap_distribution, [tail, 1 - tail])
+    return Estimate(value, float(low), float(high))
 
 
 def _numbers(values: ArrayLike) -> np.ndarray:
