@@ -169,7 +169,8 @@ CLAIMS = (
     ),
     Claim(
         "O1", "L ≤ θ_ô ≤ θ for every query and choice (0 violations beyond rounding)",
-        f"{OURS} B1, C2", "", None, "all choices, budgets and queries of the run", Rule("exactly", 0), m.violations(),
+        f"{OURS} B1, C2", "", None, "L ≤ θ for all choices, budgets and queries of the run; θ_ô for single heads under each rule",
+        Rule("exactly", 0), m.violations(),
     ),
     Claim(
         "O2", "θ_ô is tighter than θ by more than a quarter (median ratio below 0.75)",
@@ -230,7 +231,7 @@ CLAIMS = (
     ),
     Claim(
         "Q4", "Choices that perturb less change the next tokens less (rank correlation above 0)", OPEN, "", None,
-        f"{MIDDLE}, over all policies and variants of the run; Σ over layers of L against the KL of the same tokens", Rule("above", 0),
+        f"{MIDDLE}, over the pair and its variants, each choice once; Σ over layers of L against the KL of the same tokens", Rule("above", 0),
         m.behaviour_rank(),
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from analysis.ablations import BASE, CANDIDATE, NARROW
 from analysis.claims.rules import Measure, Tables
 from analysis.schema import ENTRIES, FULL, HEADS, LAYERS, RUNS, SAMPLES, SINGLE, TIMINGS
-from analysis.statistics import Estimate, proportion, ratio_of_means
+from analysis.statistics import Estimate, mean, proportion, ratio_of_means
 from analysis.summary import relative_change
 from analysis.tasks import GROUPS
 
@@ -168,7 +168,7 @@ def violations() -> Measure:
 
     def measure(tables: Tables) -> Estimate | None:
         rows = [tables[name]["violations"] for name in (HEADS.name, SINGLE.name)]
-        if not sum(map(len, rows)):
+        if not all(map(len, rows)):
             return None
         count = float(sum(part.sum() for part in rows))
         return Estimate(count, count, count)
@@ -224,6 +224,9 @@ def behaviour_rank() -> Measure:
         lost = layers.groupby(["context", "policy"])["perturbation"].sum()
         kl = runs[(runs["budget"] == budget) & (runs["policy"] != FULL)].set_index(["context", "policy"])["kl"]
         both = pd.concat({"lost": lost, "kl": kl}, axis=1, join="inner")
+        # a variant that says what the settings say has the pair's rows under another name: it counts once
+        again = both.reset_index()[["context", "lost", "kl"]].duplicated().to_numpy()
+        both = both[~again]
         found = {
             context: spearmanr(part["lost"], part["kl"])[0]
             for context, part in both.groupby(level=0)
@@ -278,9 +281,14 @@ def loss_ratio(pairs: dict[str, str], budget: float = LARGE) -> Measure:
         known = [(one, other) for one, other in pairs.items() if one in wide and other in wide]
         if not known:
             return None
-        both = [wide[[one, other]].dropna().to_numpy() for one, other in known]
-        together = np.concatenate(both)
-        return ratio_of_means(together[:, 0], together[:, 1]) if len(together) > 1 else None
+        # the rows of a sample are one draw
+        whole = wide[[name for pair in known for name in pair]].dropna()
+        staged, plain = (whole[[pair[place] for pair in known]].sum(axis=1).to_numpy() for place in (0, 1))
+        if len(whole) < 2:
+            return None
+        if mean(plain).low <= 0 or np.isnan(mean(plain).low):  # nothing is lost, or hardly: a ratio to it says nothing
+            return Estimate(float(ratio_of_means(staged, plain).value), float("nan"), float("nan"))
+        return ratio_of_means(staged, plain)
 
     return measure
 

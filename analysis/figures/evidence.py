@@ -12,7 +12,7 @@ from analysis.figures.bounds_compared import bounds_compared
 from analysis.figures.kept_tokens import kept_tokens
 from analysis.figures.kl_by_budget import kl_by_budget
 from analysis.figures.leave_one_out import leave_one_out
-from analysis.figures.optimum_gap import optimum_gap
+from analysis.figures.optimum_gap import OPTIMA, optimum_gap
 from analysis.figures.picture import Picture, panels, query_panels
 from analysis.schema import ALLOCATION, ENTRIES, KEPT, POLICIES, QUERY_SETS, RUNS, SINGLE
 from analysis.summary import variant_change
@@ -76,8 +76,9 @@ def evidence(tables: Mapping[str, pd.DataFrame], label: str) -> list[Picture]:
                 panels("Exact L1 perturbation against θ and θ_ô", label, draws, size=(6.4, 4.6)),
             )
         )
-    if len(single) and single["choice"].str.startswith("least").any():
-        gaps = [partial(optimum_gap, single, column=column) for column in ("theta", "perturbation")]
+    searched = [column for column, (optimum, *_) in OPTIMA.items() if (single["choice"] == optimum).any()]
+    if searched:
+        gaps = [partial(optimum_gap, single, column=column) for column in searched]
         found.append(
             Picture(
                 "optimum_gap",

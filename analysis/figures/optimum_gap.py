@@ -4,7 +4,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, percent, plain_log
+from analysis.figures.style import axes, percent, plain_log, unperturbed
 
 OPTIMA = {"theta": ("least θ", "L1", "θ / least θ"), "perturbation": ("least L found", "L2", "L₂ / least L₂ found")}
 
@@ -22,10 +22,12 @@ def optimum_gap(single: pd.DataFrame, *, column: str = "perturbation", ax: Axes 
     rows = single[single["norm"] == norm]
     keys = ["context", "layer", "head", "budget"]
     best = rows[rows["choice"] == name].set_index(keys)["lower" if column == "theta" else column]
-    best = best[best > 0]
-    if best.empty:
+    if best.dropna().empty:
         raise ValueError(f"no row says what the {name} is")
+    best = best[best > 0]
     ax = axes(ax)
+    if best.empty:
+        return unperturbed(ax)
     others = rows[~rows["choice"].isin([found for found, _, _ in OPTIMA.values()])]
     joined = others.join(best.rename("best"), on=keys, how="inner")
     joined["ratio"] = joined[column] / joined["best"]

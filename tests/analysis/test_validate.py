@@ -283,6 +283,13 @@ def test_variants_whose_window_does_not_fit_the_context_are_left_out(everything)
     assert "snapkv:window=64" not in there
 
 
+def test_a_budget_of_everything_is_measured_whole(tmp_path):
+    settings = replace(EVERYTHING, passages=1, budgets=(1.0,), ablations=())
+    done = validate(settings, tmp_path / "run", loaded=loaded())
+    assert done.report.exists()
+    assert (done.tables["single"]["perturbation"] == 0).all()
+
+
 def test_allocation_and_kept_tokens_are_what_the_policies_keep(everything):
     allocation, kept = everything.tables["allocation"], everything.tables["kept"]
     uniform = allocation[allocation["policy"] == "snapkv"]
