@@ -1,8 +1,9 @@
 """The ablations: each a question, and the policies that answer it. Data alone; loads neither torch nor transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+PAPERS_BUDGET = 0.2
 BASE, CANDIDATE = "snapkv", "snapkv+two-stage"
 ALPHAS = (0.0, 0.25, 0.3, 0.5, 0.7, 0.75, 1.0)
 NARROW = 16
@@ -27,6 +28,11 @@ class Ablation:
     variants: Mapping[str, str]
     budgets: tuple[float, ...] | None = None
     lengths: tuple[int, ...] | None = None
+
+
+def middle_budget(budgets: Iterable[float]) -> float:
+    """The budget of what is measured, judged or drawn at one budget: the one nearest to the paper's 20 %, of two the smaller."""
+    return min(budgets, key=lambda budget: (abs(budget - PAPERS_BUDGET), budget))
 
 
 def _made(*ablations: Ablation) -> dict[str, Ablation]:

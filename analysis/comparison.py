@@ -6,7 +6,7 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.errors import InputError, first_line
-from analysis.schema import SAMPLES
+from analysis.schema import SAMPLES, Table
 from analysis.statistics import adjusted, compare
 
 PAIR = ["model", "source", "task", "length", "question", "seed", "sample", "policy", "budget"]
@@ -24,8 +24,17 @@ def read_run(folder: Path) -> pd.DataFrame:
     path = folder / SAMPLES.file if folder.is_dir() else folder
     if not path.is_file():
         raise InputError(f"{folder} holds no {SAMPLES.file}; give the folder of an evaluation or a sweep that came to its end")
+    return rows(SAMPLES, path)
+
+
+def rows(table: Table, path: Path) -> pd.DataFrame:
+    """The rows of a table's file.
+
+    Raises:
+        InputError: it is missing, damaged, or holds another table.
+    """
     try:
-        return SAMPLES.read(path)
+        return table.read(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {first_line(error)}") from error
 

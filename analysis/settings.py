@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.ablations import ABLATIONS, IN_ONE_RUN
+from analysis.ablations import ABLATIONS, IN_ONE_RUN, middle_budget
 from analysis.errors import InputError
 
 REFERENCE = "SmolLM2-135M-Instruct"
@@ -82,8 +82,13 @@ class ValidationSettings:
 
     @property
     def middle_budget(self) -> float:
-        """The budget of what is measured at one budget: the one nearest to the paper's 20 %."""
-        return min(self.budgets, key=lambda budget: (abs(budget - 0.2), budget))
+        """The budget of what is measured at one budget."""
+        return middle_budget(self.budgets)
+
+    @property
+    def every_length(self) -> tuple[int, ...]:
+        """Tokens of each context, at most; several where contexts are measured at several lengths."""
+        return self.lengths or (self.context_length,)
 
     def as_dict(self) -> dict[str, object]:
         """The settings as JSON can hold them."""

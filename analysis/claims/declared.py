@@ -102,12 +102,12 @@ CLAIMS = (
     Claim(
         "C7", "SnapKV: two-stage selection more than halves the loss on RULER at 40 % cache (ratio of losses below ½)",
         f"{CRITICALKV}, RULER", "Llama-3.1-8B, 40 % cache, full 91.05", "67.93 to 76.89: ratio 0.61",
-        "RULER's tasks, 40 % cache", Rule("below", 0.5), m.loss_ratio({"snapkv+two-stage": "snapkv"}), TIMED,
+        "RULER's tasks, 40 % cache", Rule("below", 0.5), m.loss_ratio({"snapkv+two-stage": "snapkv"}), TIMED, over="samples",
     ),
     Claim(
         "C7.adakv", "The same for AdaKV",
         f"{CRITICALKV}, RULER", "Llama-3.1-8B, 40 % cache, full 91.05", "78.38 to 86.28: ratio 0.38",
-        "RULER's tasks, 40 % cache", Rule("below", 0.5), m.loss_ratio({"adakv+two-stage": "adakv"}), TIMED,
+        "RULER's tasks, 40 % cache", Rule("below", 0.5), m.loss_ratio({"adakv+two-stage": "adakv"}), TIMED, over="samples",
     ),
     Claim(
         "C7.headkv", "The same for HeadKV",
@@ -115,20 +115,20 @@ CLAIMS = (
         "RULER's tasks, 40 % cache; head scores of the model are needed first", Rule("below", 0.5),
         m.loss_ratio({"headkv+two-stage": "headkv"}),
         "criticalkv head-scores --out scores.json; criticalkv evaluate --task ruler-offline --budgets 0.4 --policies "
-        "headkv:scores=scores.json,headkv+two-stage:scores=scores.json",
+        "headkv:scores=scores.json,headkv+two-stage:scores=scores.json", over="samples",
     ),
     Claim(
         "C8", "The loss is more than halved on other models too, SnapKV and AdaKV together (ratio below ½)",
         f"{CRITICALKV}, RULER", "Mistral and Qwen2.5-32B, 40 % cache", "Mistral AdaKV 34.88 to 69.17; Qwen2.5-32B HeadKV loss 13.7 % to 3.4 %",
         "RULER's tasks, 40 % cache, on this one model", Rule("below", 0.5),
-        m.loss_ratio({"snapkv+two-stage": "snapkv", "adakv+two-stage": "adakv"}), TIMED,
+        m.loss_ratio({"snapkv+two-stage": "snapkv", "adakv+two-stage": "adakv"}), TIMED, over="samples",
     ),
     Claim(
         "C9", "On LongBench two-stage selection scores higher in most cases (more than half of those that differ)",
         f"{CRITICALKV}, LongBench", "20 and 40 % cache", "better in 88 of 90 cases",
         "LongBench's tasks, 20 and 40 % cache; read from the hub", Rule("above", 0.5), m.long_bench(),
         "criticalkv evaluate --task longbench --budgets 0.2,0.4 --policies snapkv,snapkv+two-stage,adakv,adakv+two-stage --out runs/longbench; "
-        "criticalkv validate --answers runs/longbench",
+        "criticalkv validate --answers runs/longbench", over="samples",
     ),
     Claim(
         "C10", "Two-stage selection delays the first token by less than 5 %",

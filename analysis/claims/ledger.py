@@ -10,6 +10,7 @@ from analysis.claims.rules import Claim, Tables, verdict
 from analysis.schema import CLAIMS as TABLE
 from analysis.schema import RUNS, SAMPLES
 from analysis.statistics import Estimate, student
+from analysis.wording import label
 
 NOTHING = Estimate(float("nan"), float("nan"), float("nan"))
 
@@ -57,14 +58,13 @@ def measured(claim: Claim, tables: Tables) -> Estimate:
 
 def setting(claim: Claim, tables: Tables, about: Mapping[str, Any]) -> str:
     """On what a claim was measured, in words."""
-    model = about["model"]
-    name = f"{model['name']} ({model['note']})" if model.get("note") else model["name"]
-    runs, samples = tables[RUNS.name], tables.get(SAMPLES.name)
-    if claim.id.split(".")[0] in ("C7", "C8", "C9") and samples is not None:
+    name = label(about["model"])
+    if claim.over == "samples":
+        samples = tables[SAMPLES.name]
         lengths = ", ".join(f"{length:,}" for length in sorted(samples["length"].unique()) if length)
         number = samples.groupby(["source", "length", "seed", "sample"]).ngroups
         return f"{name}; {number} samples of {lengths or 'as many as they have'} tokens; {claim.how}"
-    tokens = runs.groupby("context")["tokens"].first()
+    tokens = tables[RUNS.name].groupby("context")["tokens"].first()
     count = f"{len(tokens)} context{'' if len(tokens) == 1 else 's'}"
     span = f"{tokens.min():,}" if tokens.min() == tokens.max() else f"{tokens.min():,} to {tokens.max():,}"
     given = about["settings"]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from analysis.ablations import BASE, CANDIDATE, NARROW
+from analysis.ablations import BASE, CANDIDATE, NARROW, middle_budget
 from analysis.claims.rules import Measure, Tables
 from analysis.schema import ENTRIES, FULL, HEADS, LAYERS, RUNS, SAMPLES, SINGLE, TIMINGS
 from analysis.statistics import Estimate, mean, proportion, ratio_of_means
@@ -21,14 +21,14 @@ def middle(tables: Tables) -> float | None:
     """The budget of what is measured at one budget: that of the compared pair nearest to 20 %."""
     heads = tables[HEADS.name]
     budgets = heads.loc[heads["policy"] == CANDIDATE, "budget"].unique()
-    return min(budgets, key=lambda budget: (abs(budget - 0.2), budget)) if len(budgets) else None
+    return middle_budget(budgets) if len(budgets) else None
 
 
-def column(name: str, *, queries: str = "first", policy: str = CANDIDATE) -> Measure:
-    """The mean over heads of a column of `heads`, at the middle budget, in L1."""
+def column(name: str, *, queries: str = "first") -> Measure:
+    """The mean over heads of a column of `heads` under two-stage selection, at the middle budget, in L1."""
 
     def measure(tables: Tables) -> pd.Series | None:
-        chosen = _heads(tables, policy, middle(tables), queries)
+        chosen = _heads(tables, CANDIDATE, middle(tables), queries)
         return None if chosen is None else chosen[name].groupby("context").mean()
 
     return measure
@@ -38,8 +38,8 @@ def improved(candidate: str = CANDIDATE, base: str = BASE, *, queries: str = "fi
     """Share of heads whose L is lower under `candidate`; a tie counts ½, and heads that the base does not perturb count not."""
 
     def measure(tables: Tables) -> pd.Series | None:
-        change = relative_change(tables[HEADS.name], candidate, base)
-        change = change[(change["budget"] == middle(tables)) & (change["queries"] == queries)]
+        heads = tables[HEADS.name]
+        change = relative_change(heads[(heads["budget"] == middle(tables)) & (heads["queries"] == queries)], candidate, base)
         return None if change.empty else change.groupby("context")["improved"].mean()
 
     return measure
@@ -320,10 +320,10 @@ def _answers(tables: Tables) -> pd.DataFrame | None:
     return None if rows is None else rows.assign(policy=rows["policy"].str.replace(r":scores=[^:]*", "", regex=True))
 
 
-def _heads(tables: Tables, policy: str, budget: float | None, queries: str, norm: str = "L1") -> pd.DataFrame | None:
+def _heads(tables: Tables, policy: str, budget: float | None, queries: str) -> pd.DataFrame | None:
     heads = tables[HEADS.name]
     chosen = heads[
-        (heads["policy"] == policy) & (heads["budget"] == budget) & (heads["queries"] == queries) & (heads["norm"] == norm)
+        (heads["policy"] == policy) & (heads["budget"] == budget) & (heads["queries"] == queries) & (heads["norm"] == "L1")
     ]
     return None if chosen.empty else chosen.set_index(["context", "layer", "head"])
 

@@ -40,6 +40,7 @@ class Claim:
         rule: when it holds.
         measure: from rows to values.
         command: what measures it where a run has not.
+        over: what its values are drawn over.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Claim:
     rule: Rule
     measure: Measure
     command: str = "criticalkv validate"
+    over: Literal["contexts", "samples"] = "contexts"
 
 
 def verdict(rule: Rule, found: Estimate) -> str:

@@ -2,42 +2,39 @@
 
 import dataclasses
 from math import isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from analysis.ablations import ABLATIONS, Ablation
-from analysis.cli.tables import cache_size, table
+from analysis.cli.options import VALIDATION as DEFAULTS
+from analysis.cli.options import Context, ContextLength, InDtype, Later, Model, OnDevice, Out, Passages, PassageSeed, Window
+from analysis.cli.tables import table
 from analysis.cli.validate import default_folder, measure
 from analysis.errors import InputError
-from analysis.settings import REFERENCE, ValidationSettings
+from analysis.wording import cache_size
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DEFAULTS = ValidationSettings()
 NAMES = ", ".join(ABLATIONS)
 COLUMNS = ("variant", "cache", "tokens", "ΔΣL", "interval", "improved", "KL (nats)")
 
 
 def ablate(
     name: Annotated[str, typer.Argument(help=f"What is varied: {NAMES}.")],
-    model: Annotated[str, typer.Option(help="A Hugging Face id, a folder, or the reference model.")] = REFERENCE,
-    context: Annotated[
-        list[Path] | None,
-        typer.Option(help="A text file to measure on; repeat for more. Default: passages of Python's documentation."),
-    ] = None,
-    passages: Annotated[int, typer.Option(help="How many of those passages, where no --context is given.")] = DEFAULTS.passages,
-    context_length: Annotated[int, typer.Option(help="Tokens of each context, at most.")] = DEFAULTS.context_length,
+    model: Model = DEFAULTS.model,
+    context: Context = None,
+    passages: Passages = DEFAULTS.passages,
+    context_length: ContextLength = DEFAULTS.context_length,
     budget: Annotated[float, typer.Option(help="Share of the cache to keep, where the ablation does not vary it.")] = 0.2,
-    window: Annotated[int, typer.Option(help="Last queries that choose, and entries always kept.")] = DEFAULTS.window,
-    later: Annotated[int, typer.Option(help="Tokens decoded after the first, to judge on.")] = DEFAULTS.later,
-    seed: Annotated[int, typer.Option(help="Chooses the passages.")] = DEFAULTS.seed,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = DEFAULTS.device,
-    dtype: Annotated[str, typer.Option(help="Of the model's weights.")] = DEFAULTS.dtype,
-    out: Annotated[Path | None, typer.Option(help="Folder for tables and figures; new, empty, or of a stopped run.")] = None,
+    window: Window = DEFAULTS.window,
+    later: Later = DEFAULTS.later,
+    seed: PassageSeed = DEFAULTS.seed,
+    device: OnDevice = DEFAULTS.device,
+    dtype: InDtype = DEFAULTS.dtype,
+    out: Out = None,
 ) -> None:
     """Vary one setting of the selection and measure the perturbation, the hidden states and the next tokens under each value.
 
@@ -84,8 +81,7 @@ def summary(heads: "pd.DataFrame", runs: "pd.DataFrame", asked: Ablation, querie
     from analysis.statistics import student
     from analysis.summary import variant_change
 
-    change = variant_change(heads, asked)
-    change = change[change["queries"] == queries]
+    change = variant_change(heads[heads["queries"] == queries], asked)
     tokens = runs.groupby("context")["tokens"].first()
     kl = runs.set_index(["context", "policy", "budget"])["kl"]
     change = change.assign(

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from analysis.cli import options
 from analysis.cli.progress import progress_bar
-from analysis.cli.tables import cache_size, table
+from analysis.cli.tables import table
 from analysis.errors import InputError
 from analysis.grid import POLICIES, Grid, budgets, made, parted, whole_numbers
 from analysis.schema import FULL
 from analysis.settings import REFERENCE
+from analysis.wording import cache_size
 
 DEFAULT = ",".join(POLICIES)
 

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
-from analysis.settings import DTYPES
+from analysis.settings import DTYPES, ValidationSettings
+
+VALIDATION = ValidationSettings()
+"""Defaults of the commands that measure texts."""
 
 TASK = typer.Option(
     help="Tasks, separated by commas: RULER's (niah_single_1, vt, …; ruler-offline are the eleven that need no data), needle, fidelity, "
@@ -42,3 +45,18 @@ Use = Annotated[
 Seeds = Annotated[str | None, typer.Option("--seed", help="Of what is drawn, one or several.")]
 Device = Annotated[str | None, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str | None, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")]
+
+# of the commands that measure texts: validate, ablate
+Model = Annotated[str, typer.Option(help="A Hugging Face id, a folder, or the reference model.")]
+Context = Annotated[
+    list[Path] | None,
+    typer.Option(help="A text file to measure on; repeat for more. Default: passages of Python's documentation."),
+]
+Passages = Annotated[int, typer.Option(help="How many of those passages, where no --context is given.")]
+ContextLength = Annotated[int, typer.Option(help="Tokens of each context, at most.")]
+Window = Annotated[int, typer.Option(help="Last queries that choose, and entries always kept.")]
+Later = Annotated[int, typer.Option(help="Tokens decoded after the first, to judge on.")]
+PassageSeed = Annotated[int, typer.Option("--seed", help="Chooses the passages.")]
+OnDevice = Annotated[str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, …")]
+InDtype = Annotated[str, typer.Option("--dtype", help=f"Of the model's weights: one of {', '.join(DTYPES)}.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for tables, figures and report; new, empty, or of a stopped run.")]

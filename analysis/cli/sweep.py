@@ -13,9 +13,10 @@ from rich.text import Text
 
 from analysis.cli import options
 from analysis.cli.evaluate import asked, imported, run
-from analysis.cli.tables import cache_size, table
+from analysis.cli.tables import table
 from analysis.errors import InputError
 from analysis.grid import from_toml, made, parted
+from analysis.wording import cache_size
 
 if TYPE_CHECKING:
     from analysis.experiments.status import Status

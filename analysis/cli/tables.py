@@ -48,8 +48,3 @@ def _headings(columns: Sequence[str], cells: Sequence[int], folds: Sequence[bool
         longest = max(map(len, columns[number].split()), default=1)
         found[number] = "\n".join(wrap(columns[number], max(cells[number], longest)))
     return found
-
-
-def cache_size(budget: float) -> str:
-    """0.05 as "5 %", 512 as "512"."""
-    return f"{budget:g}" if budget > 1 else f"{100 * budget:.3g} %"

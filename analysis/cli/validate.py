@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.options import VALIDATION as DEFAULTS
+from analysis.cli.options import Context, ContextLength, InDtype, Later, Model, OnDevice, Out, Passages, PassageSeed, Window
 from analysis.cli.progress import progress_bar
 from analysis.cli.tables import table
 from analysis.errors import InputError
-from analysis.settings import DTYPES, POOLINGS, REFERENCE, ValidationSettings
+from analysis.settings import POOLINGS, ValidationSettings
+from analysis.wording import label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,26 +23,22 @@ if TYPE_CHECKING:
 
     from analysis.experiments.run import Validation
 
-DEFAULTS = ValidationSettings()
 TOLD = ("what is claimed, and what was measured",)
 BUDGETS = ",".join(map("{:g}".format, DEFAULTS.budgets))
 
 
 def validate(
-    model: Annotated[str, typer.Option(help="A Hugging Face id, a folder, or the reference model.")] = REFERENCE,
-    context: Annotated[
-        list[Path] | None,
-        typer.Option(help="A text file to measure on; repeat for more. Default: passages of Python's documentation."),
-    ] = None,
-    passages: Annotated[int, typer.Option(help="How many of those passages, where no --context is given.")] = DEFAULTS.passages,
-    context_length: Annotated[int, typer.Option(help="Tokens of each context, at most.")] = DEFAULTS.context_length,
-    window: Annotated[int, typer.Option(help="Last queries that choose, and entries always kept.")] = DEFAULTS.window,
+    model: Model = DEFAULTS.model,
+    context: Context = None,
+    passages: Passages = DEFAULTS.passages,
+    context_length: ContextLength = DEFAULTS.context_length,
+    window: Window = DEFAULTS.window,
     kernel: Annotated[int, typer.Option(help="Width of the pooling of scores along the keys.")] = DEFAULTS.kernel,
     pooling: Annotated[str, typer.Option(help=f"One of {', '.join(POOLINGS)}.")] = DEFAULTS.pooling,
     budgets: Annotated[str, typer.Option(help="Shares of the cache to keep, separated by commas.")] = BUDGETS,
     alpha: Annotated[float, typer.Option(help="Share of the free budget that stage 1 spends.")] = DEFAULTS.alpha,
     epsilon: Annotated[float, typer.Option(help="Added to attention in stage 2.")] = DEFAULTS.epsilon,
-    later: Annotated[int, typer.Option(help="Tokens decoded after the first, to judge on.")] = DEFAULTS.later,
+    later: Later = DEFAULTS.later,
     leave_one_out: Annotated[
         int, typer.Option(help="Tokens of each context whose entries are removed one by one, exactly; 0 for none.")
     ] = DEFAULTS.leave_one_out,
@@ -49,12 +48,10 @@ def validate(
     answers: Annotated[
         Path | None, typer.Option(help="An evaluation's folder, by whose rows the claims about tasks are judged.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Chooses the passages.")] = DEFAULTS.seed,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = DEFAULTS.device,
-    dtype: Annotated[str, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")] = DEFAULTS.dtype,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables, figures and report; new, empty, or of a stopped run.")
-    ] = None,
+    seed: PassageSeed = DEFAULTS.seed,
+    device: OnDevice = DEFAULTS.device,
+    dtype: InDtype = DEFAULTS.dtype,
+    out: Out = None,
 ) -> None:
     """Which of the theory's claims hold on a model? Measures every head and layer under eviction, and fills the ledger of claims.
 
@@ -131,8 +128,7 @@ def _print(finished: "Validation") -> None:
     from analysis.summary import behaviour_summary, perturbation_summary, violations
 
     console = Console()
-    name, note = finished.about["model"]["name"], finished.about["model"]["note"]
-    console.print(f"{name} ({note})" if note else name, markup=False, style="bold")
+    console.print(label(finished.about["model"]), markup=False, style="bold")
     console.print(
         _shown("L1 perturbation, two-stage against attention-only", perturbation_table(perturbation_summary(finished.heads)))
     )

@@ -67,7 +67,7 @@ def made(text: str, settings: ValidationSettings) -> Policy:
     """The policy of a variant's text; what the text does not say is as the settings say."""
     name, given = split_policy(text)
     own = {"window": settings.window, "kernel": settings.kernel, "pooling": settings.pooling}
-    if name == CANDIDATE:
+    if name.endswith("+two-stage"):
         own |= {"alpha": settings.alpha, "epsilon": settings.epsilon}
     try:
         return policy(name, **{**own, **given})
@@ -77,13 +77,8 @@ def made(text: str, settings: ValidationSettings) -> Policy:
 
 def others(settings: ValidationSettings) -> dict[str, Policy]:
     """Policies beside the compared pair, by name: those that divide a budget over heads or layers, ours, and the baselines."""
-    pooled = {"window": settings.window, "kernel": settings.kernel, "pooling": settings.pooling}
-    staged = {"alpha": settings.alpha, "epsilon": settings.epsilon}
     return {
-        BASE: policy(BASE, **pooled),
-        CANDIDATE: policy(CANDIDATE, **pooled, **staged),
-        "adakv": policy("adakv", **pooled),
-        "adakv+two-stage": policy("adakv+two-stage", **pooled, **staged),
+        **{name: made(name, settings) for name in ("adakv", "adakv+two-stage")},
         "fisher": policy("fisher", window=settings.window, seed=settings.seed),
         "start-recent": policy("start-recent"),
         "random": policy("random", recent=settings.window, seed=settings.seed),

@@ -101,7 +101,7 @@ def _passages(settings: ValidationSettings) -> list[Text]:
     if settings.passages > len(order):
         raise InputError(f"--passages is at most {len(order)}, the topics of Python's documentation; not {settings.passages}")
     random.Random(settings.seed).shuffle(order)  # noqa: S311
-    wanted = 8 * max(settings.lengths or (settings.context_length,))  # characters; cut to tokens later
+    wanted = 8 * max(settings.every_length)  # characters; cut to tokens later
     passages = []
     for number in range(settings.passages):
         start = number * len(order) // settings.passages

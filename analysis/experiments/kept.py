@@ -15,18 +15,17 @@ Ran = Callable[[str, float, EvictedCache], None]
 
 def every_choice(
     looked: Looked, policies: Mapping[str, Policy], budgets: Sequence[float], shown: float, ran: Ran
-) -> tuple[pd.DataFrame, dict[str, Keep]]:
-    """Each policy at each budget: `ran` is handed the compressed cache. Rows of the table `allocation`, and each mask at the budget `shown`."""
-    rows, masks = [], {}
+) -> dict[str, Keep]:
+    """Each policy at each budget: `ran` is handed the compressed cache. What each keeps at the budget `shown`."""
+    masks = {}
     for name, policy in policies.items():
         for budget in budgets:
             keep = looked.decide(policy, budget)
             ran(name, budget, looked.evicted(keep))
             if budget == shown:
                 masks[name] = keep
-                rows.append(allocation_rows(name, budget, keep))
         looked.forget()
-    return pd.concat(rows, ignore_index=True), masks
+    return masks
 
 
 def allocation_rows(policy: str, budget: float, keep: Keep) -> pd.DataFrame:

@@ -115,9 +115,7 @@ def _run(
         loaded = load_model(settings)
     limit = getattr(loaded.model.config, "max_position_embeddings", None)
     contexts = [
-        tokenised(source, loaded.tokenizer, settings, limit, length)
-        for source in sources
-        for length in settings.lengths or (settings.context_length,)
+        tokenised(source, loaded.tokenizer, settings, limit, length) for source in sources for length in settings.every_length
     ]
     exact, why = in_float64(loaded, settings)
     per_context = steps(settings)

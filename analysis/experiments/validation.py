@@ -12,7 +12,7 @@ from analysis.ablations import BASE, CANDIDATE
 from analysis.experiments.behaviour import by_entry
 from analysis.experiments.choices import Choices, choices, others
 from analysis.experiments.contexts import Context
-from analysis.experiments.kept import every_choice, kept_rows
+from analysis.experiments.kept import Keep, allocation_rows, every_choice, kept_rows
 from analysis.experiments.rows import NORMS, Choice, decoded_sets, drift_rows, layer_rows, window_sets
 from analysis.experiments.selfcheck import SelfCheck, check
 from analysis.experiments.single_heads import single_head_rows
@@ -151,12 +151,18 @@ def validate_context(
                 ran(name, budget, forward(model, tokens, evicted), held, kept)
 
         try:
-            asked = others(settings)
+            asked, shown = others(settings), settings.middle_budget
             looked = look(model, prompt, window=max(one.window or 0 for one in asked.values()))
-            allocation, masks = every_choice(looked, asked, settings.budgets, settings.middle_budget, judged)
+            # what the pair keeps is known; the others are decided and run here
+            masks = {name: by_layer(prefilled.records, decisions, (name, shown)) for name in (BASE, CANDIDATE)}
+            masks |= every_choice(looked, asked, settings.budgets, shown, judged)
             pieces = [loaded.tokenizer.decode([one]) for one in prompt[0].tolist()]
-            kept_tokens = [kept_rows(name, settings.middle_budget, keep, pieces) for name, keep in masks.items()]
-            found |= {ALLOCATION.name: allocation, KEPT.name: pd.concat(kept_tokens, ignore_index=True)}
+            found[ALLOCATION.name] = pd.concat(
+                [allocation_rows(name, shown, keep) for name, keep in masks.items()], ignore_index=True
+            )
+            found[KEPT.name] = pd.concat(
+                [kept_rows(name, shown, keep, pieces) for name, keep in masks.items()], ignore_index=True
+            )
         except (UnsupportedAttention, BudgetError) as error:
             refused[ALLOCATION.name] = refused[KEPT.name] = str(error)
     if exact is not None:
@@ -170,12 +176,18 @@ def validate_context(
             refused[ENTRIES.name] = str(error)
     if settings.full:
         progress("timing")
-        pair = {name: others(settings)[name] for name in (BASE, CANDIDATE, "fisher")}
+        pair = {**{name: chosen.policies[name] for name in (BASE, CANDIDATE)}, "fisher": others(settings)["fisher"]}
         found[TIMINGS.name] = timing_rows(model, prompt, pair, settings.middle_budget, settings.later)
     tables = {name: frame.assign(context=context.name) for name, frame in found.items()}
-    tables[RUNS.name] = chosen.in_all_words(pd.DataFrame(runs).drop_duplicates(["policy", "budget"]))
+    tables[RUNS.name] = chosen.in_all_words(pd.DataFrame(runs))
     whole = {table.name: table.checked(tables.get(table.name, pd.DataFrame())) for table in TABLES}
     return ContextResult(whole, selfcheck, refused)
+
+
+def by_layer(records: list[LayerRecord], decisions: list[dict[Choice, Decision]], choice: Choice) -> Keep:
+    """What a choice keeps, for each decoder layer; None for one without attention."""
+    keep = {record.layer: decided[choice].keep for record, decided in zip(records, decisions, strict=True)}
+    return tuple(keep.get(layer) for layer in range(max(keep) + 1))
 
 
 def spaced(layers: int, count: int) -> list[int]:

@@ -5,8 +5,9 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from analysis.ablations import Ablation
-from analysis.figures.style import axes, percent
+from analysis.figures.style import axes
 from analysis.summary import variant_change
+from analysis.wording import percent
 
 COLOUR = "#de8f05"
 
@@ -18,8 +19,7 @@ def ablation(heads: pd.DataFrame, asked: Ablation, *, queries: str = "first", no
     Raises:
         ValueError: the rows have none of its variants.
     """
-    change = variant_change(heads, asked, norm=norm)
-    change = change[change["queries"] == queries]
+    change = variant_change(heads[heads["queries"] == queries], asked, norm=norm)
     if change.empty:
         raise ValueError(f"there are no rows of the ablation {asked.name!r} for the queries {queries!r}")
     ax = axes(ax)

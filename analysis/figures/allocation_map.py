@@ -4,7 +4,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, percent
+from analysis.figures.style import axes
+from analysis.wording import percent
 
 
 def allocation_map(

@@ -1,11 +1,11 @@
 """How far below the paper's bound θ the truth lies."""
 
-import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import NAMES, PALETTE, axes, pair, percent, unperturbed
+from analysis.figures.style import NAMES, PALETTE, axes, pair, unperturbed
+from analysis.figures.under_bound import under_bound
+from analysis.wording import percent
 
 
 def bound_tightness(
@@ -19,32 +19,8 @@ def bound_tightness(
     ]
     if chosen.empty:
         return unperturbed(ax)
-    # in a shuffled order, so that neither selection covers the other
-    points = chosen.assign(selection=chosen["policy"].map(NAMES)).sample(frac=1, random_state=0)
-    sns.scatterplot(
-        points,
-        x="theta",
-        y="perturbation",
-        hue="selection",
-        hue_order=list(PALETTE),
-        palette=PALETTE,
-        style="selection",
-        style_order=list(PALETTE),
-        markers=["o", "^"],
-        s=9,
-        alpha=0.5,
-        linewidth=0,
-        ax=ax,
-    )
-    low, high = points["perturbation"].min(), points["theta"].max()
-    ax.plot([low, high], [low, high], color="0.3", linewidth=1, linestyle="--")
-    ax.annotate("L = θ", (np.sqrt(low * high),) * 2, xytext=(-6, 6), textcoords="offset points", ha="right", color="0.3")
+    points = chosen.assign(selection=chosen["policy"].map(NAMES))
+    under_bound(ax, points, "theta", by="selection", colours=PALETTE, norm=norm, name="θ", size=9)
     tightness = (points["theta"] / points["perturbation"]).median()
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel=f"bound θ ({norm})",
-        ylabel=f"exact {norm} perturbation L",
-        title=f"{percent(budget)} cache: median θ / L = {tightness:.1f}",
-    )
+    ax.set(xlabel=f"bound θ ({norm})", title=f"{percent(budget)} cache: median θ / L = {tightness:.1f}")
     return ax

@@ -4,7 +4,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import NAMES, PALETTE, axes, pair, percent
+from analysis.figures.style import NAMES, PALETTE, axes, pair
+from analysis.wording import percent
 
 
 def by_layer(

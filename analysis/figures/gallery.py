@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.ablations import middle_budget
 from analysis.figures.bound_tightness import bound_tightness
 from analysis.figures.budget_curve import budget_curve
 from analysis.figures.drift import drift
@@ -18,11 +19,6 @@ from analysis.figures.win_rate import win_rate
 from analysis.schema import HEADS, LAYERS, QUERY_SETS
 
 
-def middle_budget(budgets: Sequence[float]) -> float:
-    """The budget that figures of one budget show: the one nearest to the paper's 20 %."""
-    return min(budgets, key=lambda budget: (abs(budget - 0.2), budget))
-
-
 def gallery(tables: Mapping[str, pd.DataFrame], label: str) -> list[Picture]:
     """The figures of a validation's tables; `label` names the model and what a reader must know of its weights."""
     heads, layers = tables[HEADS.name], tables[LAYERS.name]
@@ -32,7 +28,7 @@ def gallery(tables: Mapping[str, pd.DataFrame], label: str) -> list[Picture]:
 
 def _compared(heads: pd.DataFrame, layers: pd.DataFrame, label: str) -> list[Picture]:
     """The figures of the pair that a validation compares."""
-    budget = middle_budget(sorted(pair(heads)["budget"].unique()))
+    budget = middle_budget(pair(heads)["budget"].unique())
     decoded = [name for name in QUERY_SETS if name != "window"]
     everything = list(QUERY_SETS)
 

@@ -7,7 +7,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
-from analysis.figures.style import axes, percent
+from analysis.figures.style import axes
+from analysis.wording import percent
 
 ACROSS = 12
 LONGEST = 9

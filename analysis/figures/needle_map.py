@@ -4,7 +4,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, cache_size, percent
+from analysis.figures.style import axes
+from analysis.wording import cache_size, percent
 
 
 def needle_map(samples: pd.DataFrame, *, policy: str, budget: float = 1.0, bar: bool = True, ax: Axes | None = None) -> Axes:
@@ -17,7 +18,7 @@ def needle_map(samples: pd.DataFrame, *, policy: str, budget: float = 1.0, bar: 
     """
     chosen = samples[(samples["policy"] == policy) & (samples["budget"] == budget) & samples["depth"].notna()]
     if chosen.empty:
-        raise ValueError(f"no row of {policy} at {cache_size(budget)} has a depth")
+        raise ValueError(f"no row of {policy} at {cache_size(budget, ' entries')} has a depth")
     ax = axes(ax)
     depths = chosen["depth"].round(2).map(lambda depth: f"{100 * depth:.0f} %")
     order = [f"{100 * depth:.0f} %" for depth in sorted(chosen["depth"].round(2).unique())]
@@ -33,7 +34,7 @@ def needle_map(samples: pd.DataFrame, *, policy: str, budget: float = 1.0, bar: 
         cbar_kws={"label": "score"} if bar else None,
         ax=ax,
     )
-    title = "full cache" if policy == "full" else f"{policy}, {cache_size(budget)} cache"
+    title = "full cache" if policy == "full" else f"{policy}, {cache_size(budget, ' entries')} cache"
     ax.set(xlabel="context length (tokens)", ylabel="depth of the needle", title=f"{title}: {percent(chosen['score'].mean())}")
     ax.tick_params(axis="y", rotation=0)
     return ax

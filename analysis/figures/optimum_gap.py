@@ -4,7 +4,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, percent, plain_log, unperturbed
+from analysis.figures.style import axes, plain_log, unperturbed
+from analysis.wording import percent
 
 OPTIMA = {"theta": ("least θ", "L1", "θ / least θ"), "perturbation": ("least L found", "L2", "L₂ / least L₂ found")}
 

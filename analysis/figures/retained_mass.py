@@ -4,7 +4,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import PALETTE, axes, pair, percent
+from analysis.figures.style import PALETTE, axes, pair
+from analysis.wording import percent
 
 STAGES = {"stage1_mass": "two-stage, after stage 1", "retained_mass": "two-stage, all kept"}
 ATTENTION_ONLY = "attention-only, all kept"

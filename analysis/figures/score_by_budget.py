@@ -3,9 +3,10 @@
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.style import MARKERS, axes, beside, cache_size, policy_colours
+from analysis.figures.style import MARKERS, axes, beside, policy_colours
 from analysis.schema import FULL
 from analysis.statistics import mean_score
+from analysis.wording import cache_size
 
 
 def score_by_budget(samples: pd.DataFrame, *, task: str | None = None, ax: Axes | None = None) -> Axes:
@@ -43,7 +44,7 @@ def score_by_budget(samples: pd.DataFrame, *, task: str | None = None, ax: Axes 
             elinewidth=0.8,
             label=policy,
         )
-    ax.set_xticks(range(len(budgets)), [cache_size(budget) for budget in budgets])
+    ax.set_xticks(range(len(budgets)), [cache_size(budget, " entries") for budget in budgets])
     ax.set(xlabel="cache kept", ylabel="score", ylim=(-0.03, 1.03), title=task or "all tasks")
     beside(ax)
     return ax

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from analysis.schema import POLICIES
+from analysis.wording import percent
 
 # from seaborn's colourblind palette; attention-only is always blue, two-stage always orange
 PALETTE = {"attention-only": "#0173b2", "two-stage": "#de8f05"}
@@ -88,16 +89,6 @@ def plain_log(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
     axis.minorticks_off()
-
-
-def cache_size(budget: float) -> str:
-    """0.05 as "5 %", 512 as "512 entries"."""
-    return percent(budget) if budget <= 1 else f"{budget:g} entries"
-
-
-def percent(value: float) -> str:
-    """0.05 as "5 %", to three digits."""
-    return f"{100 * value:.3g} %"
 
 
 def unperturbed(ax: Axes) -> Axes:

@@ -4,8 +4,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.figures.style import axes, percent, unperturbed
+from analysis.figures.style import axes, unperturbed
 from analysis.summary import relative_change
+from analysis.wording import percent
 
 
 def win_rate(heads: pd.DataFrame, *, queries: str = "first", norm: str = "L1", ax: Axes | None = None) -> Axes:

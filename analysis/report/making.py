@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
 from analysis.claims import ledger
+from analysis.comparison import rows
 from analysis.errors import InputError, first_line
 from analysis.figures.gallery import gallery
 from analysis.report.render import markdown, render
 from analysis.schema import CLAIMS, SAMPLES, TABLES
+from analysis.wording import label
 
 
 def write_report(tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any], folder: Path) -> None:
@@ -24,8 +25,7 @@ def write_report(tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any], f
         about: its `run.json`.
         folder: where; files of these names are overwritten.
     """
-    model = about["model"]
-    pictures = gallery(tables, f"{model['name']} ({model['note']})" if model["note"] else model["name"])
+    pictures = gallery(tables, label(about["model"]))
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     for picture in pictures:
@@ -34,7 +34,7 @@ def write_report(tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any], f
     (folder / "report.md").write_text(markdown(tables, pictures, about), encoding="utf-8")
 
 
-def read_run(folder: Path) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+def read_validation(folder: Path) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """A finished validation's tables by name, and its `run.json`.
 
     Raises:
@@ -45,13 +45,10 @@ def read_run(folder: Path) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
         raise InputError(f"{folder} holds no run.json; give the folder of a validation that came to its end")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        wanted = [*TABLES, *([SAMPLES] if (folder / SAMPLES.file).exists() else [])]
-        tables = {}
-        for table in wanted:
-            path = folder / table.file
-            tables[table.name] = table.read(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {first_line(error)}") from error
+    wanted = [*TABLES, *([SAMPLES] if (folder / SAMPLES.file).exists() else [])]
+    tables = {table.name: rows(table, folder / table.file) for table in wanted}
     if not isinstance(about, dict) or not {"model", "settings", "provenance", "selfcheck"} <= set(about):
         raise InputError(f"{folder / 'run.json'} is not that of a validation")
     return tables, about
@@ -61,9 +58,9 @@ def remake(folder: Path) -> dict[str, pd.DataFrame]:
     """Make the ledger, the figures and the report again from the run's rows; its tables.
 
     Raises:
-        InputError: as `read_run`, or the folder cannot be written.
+        InputError: as `read_validation`, or the folder cannot be written.
     """
-    tables, about = read_run(folder)
+    tables, about = read_validation(folder)
     tables[CLAIMS.name] = ledger(tables, about)
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as aside:

@@ -6,7 +6,7 @@ import pytest
 import worlds
 from matplotlib.figure import Figure
 
-from analysis.ablations import ABLATIONS, IN_ONE_RUN
+from analysis.ablations import ABLATIONS, IN_ONE_RUN, middle_budget
 from analysis.figures import (
     ablation,
     allocation_map,
@@ -27,7 +27,6 @@ from analysis.figures import (
     score_by_perturbation,
     win_rate,
 )
-from analysis.figures.gallery import middle_budget
 from analysis.figures.style import policy_colours
 from analysis.statistics import proportion
 
