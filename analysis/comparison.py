@@ -33,6 +33,8 @@ def rows(table: Table, path: Path) -> pd.DataFrame:
     Raises:
         InputError: it is missing, damaged, or holds another table.
     """
+    if not path.is_file():
+        raise InputError(f"{path} is missing")
     try:
         return table.read(path)
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -47,14 +47,14 @@ def ledger_table(claims: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "claim": claims["id"],
+            "verdict": claims["verdict"],
             "statement": claims["statement"],
-            "paper": claims["paper_value"].fillna(""),
             "measured": [number(value) for value in claims["value"]],
             "95 % interval": [
                 "" if pd.isna(low) or low == high else f"{number(low)} to {number(high)}"
                 for low, high in zip(claims["low"], claims["high"], strict=True)
             ],
-            "verdict": claims["verdict"],
+            "paper": claims["paper_value"].fillna(""),
         }
     )
 
@@ -62,13 +62,14 @@ def ledger_table(claims: pd.DataFrame) -> pd.DataFrame:
 def counted(claims: pd.DataFrame) -> str:
     """How many claims have each verdict, in words."""
     counts = claims["verdict"].value_counts()
-    words = {
-        "holds": "hold",
-        "does not hold here": "do not hold here",
-        "undecided": "are undecided",
-        "not measured": "were not measured",
+    words = {  # of one, of several
+        "holds": ("holds", "hold"),
+        "does not hold here": ("does not hold here", "do not hold here"),
+        "undecided": ("is undecided", "are undecided"),
+        "not measured": ("was not measured", "were not measured"),
     }
-    return f"Of {len(claims)} claims " + ", ".join(f"{counts.get(name, 0)} {said}" for name, said in words.items()) + "."
+    said = [f"{(count := int(counts.get(name, 0)))} {words[name][count != 1]}" for name in words]
+    return f"Of {len(claims)} claims {', '.join(said)}."
 
 
 def number(value: float) -> str:
