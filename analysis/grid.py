@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import difflib
 import json
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +115,16 @@ def split_policy(text: str) -> tuple[str, dict[str, Any]]:
     Raises:
         InputError: a parameter has no value.
     """
-    name, *parts = text.split(":")
+    name, *parts = re.split(r":(?=\w+=)", text)
     settings: dict[str, Any] = {}
     for part in parts:
-        key, joined, value = part.partition("=")
-        if not joined or not key.strip():
-            raise InputError(f"{text!r}: a policy's parameters are written as snapkv:window=16:pooling=none; {part!r} is none")
-        settings[key.strip()] = literal(value)
+        key, _, value = part.partition("=")
+        settings[key] = literal(value)
+    # a colon that no parameter follows belongs to a file's name, or is a mistake
+    for part in (name, *(value for key, value in settings.items() if key != "scores")):
+        if ":" in str(part):
+            lost = str(part).partition(":")[2]
+            raise InputError(f"{text!r}: a policy's parameters are written as snapkv:window=16:pooling=none; {lost!r} is none")
     return name.strip(), settings
 
 

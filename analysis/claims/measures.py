@@ -1,6 +1,6 @@
 """From a run's rows to one number for each context. Each function returns a measure, which gives None where its rows are not there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from analysis.ablations import BASE, CANDIDATE, NARROW, middle_budget
 from analysis.claims.rules import Measure, Tables
 from analysis.schema import ENTRIES, FULL, HEADS, LAYERS, RUNS, SAMPLES, SINGLE, TIMINGS
-from analysis.statistics import Estimate, mean, proportion, ratio_of_means
+from analysis.statistics import Estimate, largest_mean, mean, proportion, ratio_of_means
 from analysis.summary import relative_change
 from analysis.tasks import GROUPS
 
@@ -54,20 +54,14 @@ def total_change(candidate: str = CANDIDATE, base: str = BASE, *, queries: str =
     return measure
 
 
-def worst_budget(queries: str = "first") -> Measure:
-    """The relative change of ΣL at the budget where its mean over contexts is largest, of those up to 40 %.
+def worst_budget(budgets: Sequence[float], queries: str = "first") -> Measure:
+    """The largest of the mean relative changes of ΣL over these budgets, with an interval for it; all of the budget ablation are needed."""
 
-    Budgets are those of the budget ablation, or of the run where that was left out.
-    """
-
-    def measure(tables: Tables) -> pd.Series | None:
-        heads = tables[HEADS.name]
+    def measure(tables: Tables) -> Estimate | None:
         pair = (f"{CANDIDATE}:window={NARROW}", f"{BASE}:window={NARROW}")
-        if pair[0] not in set(heads["policy"]):
-            pair = (CANDIDATE, BASE)
-        budgets = sorted(heads.loc[heads["policy"] == pair[0], "budget"].unique())
-        changes = [_change(tables, *pair, budget, queries) for budget in budgets if budget <= LARGE]
-        return max((change for change in changes if change is not None and len(change)), key=pd.Series.mean, default=None)
+        changes = [_change(tables, *pair, budget, queries) for budget in budgets]
+        known = [change for change in changes if change is not None and len(change)]
+        return largest_mean(known) if len(known) == len(budgets) else None
 
     return measure
 
@@ -267,24 +261,20 @@ def seconds(candidate: str, base: str, *, what: str) -> Measure:
     return measure
 
 
-def loss_ratio(pairs: dict[str, str], budget: float = LARGE) -> Measure:
-    """The score lost to eviction under two-stage selection over that under its base (RULER, one budget), pairs together; over samples."""
+def loss_ratio(bases: Sequence[str], budget: float = LARGE) -> Measure:
+    """The score lost to eviction under two-stage selection over that under its base (RULER, one budget), bases together; over samples."""
 
     def measure(tables: Tables) -> Estimate | None:
-        rows = _answers(tables)
-        if rows is None:
-            return None
+        rows = tables[SAMPLES.name]
         rows = rows[(rows["budget"] == budget) & rows["source"].isin(GROUPS["ruler"])]
         keys = ["model", "source", "length", "seed", "sample", "question"]
         rows = rows.assign(lost=rows["full_score"] - rows["score"])
         wide = rows.pivot(index=keys, columns="policy", values="lost")
-        known = [(one, other) for one, other in pairs.items() if one in wide and other in wide]
-        if not known:
-            return None
+        known = _pairs(wide, bases)
         # the rows of a sample are one draw
         whole = wide[[name for pair in known for name in pair]].dropna()
         staged, plain = (whole[[pair[place] for pair in known]].sum(axis=1).to_numpy() for place in (0, 1))
-        if len(whole) < 2:
+        if not known or len(whole) < 2:
             return None
         if mean(plain).low <= 0 or np.isnan(mean(plain).low):  # nothing is lost, or hardly: a ratio to it says nothing
             return Estimate(float(ratio_of_means(staged, plain).value), float("nan"), float("nan"))
@@ -297,16 +287,10 @@ def long_bench() -> Measure:
     """Share of LongBench's cases (task, base, 20 and 40 % cache) that two-stage selection scores better in; ties count not."""
 
     def measure(tables: Tables) -> Estimate | None:
-        rows = _answers(tables)
-        if rows is None:
-            return None
+        rows = tables[SAMPLES.name]
         rows = rows[rows["source"].isin(GROUPS["longbench"]) & rows["budget"].isin([0.2, 0.4])]
         means = rows.groupby(["source", "budget", "policy"])["score"].mean().unstack()
-        better = [
-            means[staged] - means[base]
-            for base, staged in ((name, f"{name}+two-stage") for name in ("snapkv", "adakv", "headkv"))
-            if base in means and staged in means
-        ]
+        better = [means[staged] - means[base] for staged, base in _pairs(means, ("snapkv", "adakv", "headkv"))]
         moved = pd.concat(better).dropna() if better else pd.Series(dtype=float)
         moved = moved[moved != 0]
         return proportion(int((moved > 0).sum()), len(moved)) if len(moved) else None
@@ -314,10 +298,12 @@ def long_bench() -> Measure:
     return measure
 
 
-def _answers(tables: Tables) -> pd.DataFrame | None:
-    """Rows of `samples`, where there are any; HeadKV's policies without the file of their head scores."""
-    rows = tables.get(SAMPLES.name)
-    return None if rows is None else rows.assign(policy=rows["policy"].str.replace(r":scores=[^:]*", "", regex=True))
+def _pairs(wide: pd.DataFrame, bases: Sequence[str]) -> list[tuple[str, str]]:
+    """Columns (two-stage, its base) of each base; those of HeadKV may name a file of head scores, both the same."""
+    files = dict.fromkeys(str(name).partition(":scores=")[2] for name in wide)
+    tails = [f":scores={file}" if file else "" for file in files]
+    pairs = [(f"{base}+two-stage{tail}", f"{base}{tail}") for base in bases for tail in tails]
+    return [pair for pair in pairs if set(pair) <= set(wide)]
 
 
 def _heads(tables: Tables, policy: str, budget: float | None, queries: str) -> pd.DataFrame | None:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from analysis.ablations import ABLATIONS, Ablation
+from analysis.ablations import ABLATIONS, PAPERS_BUDGET, Ablation
 from analysis.cli.options import VALIDATION as DEFAULTS
-from analysis.cli.options import Context, ContextLength, InDtype, Later, Model, OnDevice, Out, Passages, PassageSeed, Window
+from analysis.cli.options import Context, InDtype, Later, Model, OnDevice, Out, Passages, PassageSeed, Window
 from analysis.cli.tables import table
 from analysis.cli.validate import default_folder, measure
 from analysis.errors import InputError
+from analysis.grid import nearest
 from analysis.wording import cache_size
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ def ablate(
     model: Model = DEFAULTS.model,
     context: Context = None,
     passages: Passages = DEFAULTS.passages,
-    context_length: ContextLength = DEFAULTS.context_length,
-    budget: Annotated[float, typer.Option(help="Share of the cache to keep, where the ablation does not vary it.")] = 0.2,
+    context_length: Annotated[
+        int | None, typer.Option(help="Tokens of each context, at most; 1024 where the ablation does not vary it.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Share of the cache to keep; 0.2 where the ablation does not vary it.")
+    ] = None,
     window: Window = DEFAULTS.window,
     later: Later = DEFAULTS.later,
     seed: PassageSeed = DEFAULTS.seed,
@@ -41,18 +46,20 @@ def ablate(
     Example: [bold]criticalkv ablate alpha --context paper.txt --out runs/alpha[/]
     """
     if name not in ABLATIONS:
-        import difflib
-
-        near = difflib.get_close_matches(name, ABLATIONS, 1)
-        raise InputError(f"no ablation is called {name!r}; there are {NAMES}" + (f". Did you mean {near[0]}?" if near else ""))
+        raise InputError(f"no ablation is called {name!r}; {nearest(name, tuple(ABLATIONS))}")
     asked = ABLATIONS[name]
+    for option, given, varied in (("--context-length", context_length, asked.lengths), ("--budget", budget, asked.budgets)):
+        if given is not None and varied:
+            raise InputError(
+                f"the ablation {name} varies it: leave {option} out; it measures {', '.join(f'{one:g}' for one in varied)}"
+            )
     settings = dataclasses.replace(
         DEFAULTS,
         model=model,
         context_files=tuple(context or ()),
         passages=passages,
-        context_length=context_length,
-        budgets=(budget,),
+        context_length=DEFAULTS.context_length if context_length is None else context_length,
+        budgets=(PAPERS_BUDGET if budget is None else budget,),
         window=window,
         later=later,
         seed=seed,

@@ -45,34 +45,49 @@ def texts(settings: ValidationSettings) -> list[Text]:
     return [Text(name, _read(path)) for name, path in zip(chosen, settings.context_files, strict=True)]
 
 
-def tokenised(
-    text: Text, tokenizer: Any, settings: ValidationSettings, limit: int | None, length: int | None = None
-) -> Context:
-    """The first `length` tokens (None: `context_length`) of `text`, fewer where it has fewer.
+def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: int | None) -> Context:
+    """The longest context of `at_every_length`."""
+    return at_every_length(text, tokenizer, settings, limit)[-1]
+
+
+def at_every_length(text: Text, tokenizer: Any, settings: ValidationSettings, limit: int | None) -> list[Context]:
+    """The start of `text` at each length that the settings name, in ascending order; lengths that it does not have are left out.
+
+    Where they name none: its first `context_length` tokens, fewer where it has fewer.
 
     Raises:
-        InputError: the tokens do not hold the window and the smallest budget, or are more than the model's `limit`.
+        InputError: the tokens do not hold the window and the smallest budget, are more than the model's `limit`, or are fewer than the
+            smallest length.
     """
-    asked = settings.context_length if length is None else length
-    tokens = tokenizer(text.content, return_tensors="pt", add_special_tokens=True).input_ids[:, :asked]
-    count = tokens.shape[1]
+    longest = max(settings.every_length)
+    tokens = torch.as_tensor(tokenizer(text.content, return_tensors="pt", add_special_tokens=True).input_ids[:, :longest])
+    have = tokens.shape[1]
+    if not settings.lengths:
+        return [_checked(Context(text.name, tokens), settings, limit)]
+    lengths = [length for length in sorted(settings.lengths) if length <= have]
+    if not lengths:
+        raise InputError(f"{text.name} has {have} tokens, fewer than the {min(settings.lengths)} of the shortest context")
+    return [_checked(Context(f"{text.name} ({length} tokens)", tokens[:, :length]), settings, limit) for length in lengths]
+
+
+def _checked(context: Context, settings: ValidationSettings, limit: int | None) -> Context:
+    count = context.tokens.shape[1]
     if count <= settings.window:
         raise InputError(
-            f"{text.name} has {count} tokens, which is no more than the window of {settings.window}: give a longer text "
+            f"{context.name} has {count} tokens, which is no more than the window of {settings.window}: give a longer text "
             "or a smaller --window"
         )
     if limit is not None and count + settings.later + 1 > limit:
         raise InputError(
-            f"{text.name}: {count} tokens and the {settings.later + 1} that follow exceed the {limit} positions of the "
+            f"{context.name}: {count} tokens and the {settings.later + 1} that follow exceed the {limit} positions of the "
             f"model; lower --context-length or --later, so that they add up to less than {limit}"
         )
     for budget in settings.budgets:
         try:
             require_room(budget, count, settings.window)
         except BudgetError as error:
-            raise InputError(f"{text.name}: {error}") from error
-    name = f"{text.name} ({asked} tokens)" if settings.lengths else text.name
-    return Context(name, torch.as_tensor(tokens))
+            raise InputError(f"{context.name}: {error}") from error
+    return context
 
 
 def _read(path: Path) -> str:

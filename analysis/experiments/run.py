@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from torch import nn
 
 from analysis.claims import ledger
 from analysis.comparison import read_run
+from analysis.errors import InputError
 from analysis.experiments.choices import choices
-from analysis.experiments.contexts import Text, texts, tokenised
+from analysis.experiments.contexts import Text, at_every_length, texts
 from analysis.experiments.evaluate import evaluate
 from analysis.experiments.machine import load_model, provenance
 from analysis.experiments.needles import measure_heads
@@ -32,6 +34,8 @@ HEAD_CONTEXTS = 8
 """Contexts with a needle, by which HeadKV's head scores are measured in a full validation."""
 ANSWERED = 5
 """Samples of each of RULER's tasks in a full validation."""
+SCORED = "head-scores.json"
+"""The file of a full validation's head scores."""
 COPIED = 1e9
 """Parameters up to which a model is copied in float64 for exact removals of single entries (8 GB)."""
 
@@ -88,7 +92,7 @@ def validate(
         ModelUnavailable, UnsupportedAttention: the model cannot be loaded, or not be captured exactly.
         SelfCheckFailed: the model is not reproduced; nothing is kept.
     """
-    answers = None if settings.answers is None else read_run(settings.answers)
+    answers = None if settings.answers is None else of_model(read_run(settings.answers), settings)
     choices(settings)  # its mistakes are told before the model is loaded
     sources = texts(settings)
     folder = RunFolder(
@@ -114,9 +118,8 @@ def _run(
         report(0, 1, "loading the model")
         loaded = load_model(settings)
     limit = getattr(loaded.model.config, "max_position_embeddings", None)
-    contexts = [
-        tokenised(source, loaded.tokenizer, settings, limit, length) for source in sources for length in settings.every_length
-    ]
+    by_text = [at_every_length(source, loaded.tokenizer, settings, limit) for source in sources]
+    contexts = [context for one in by_text for context in one]
     exact, why = in_float64(loaded, settings)
     per_context = steps(settings)
     total = per_context * len(contexts) + 1
@@ -139,12 +142,13 @@ def _run(
         tables.append(kept[0])
         notes.append(kept[1])
     if settings.full:
-        answers = answered(settings, loaded, folder.progress / "answers", report)
+        answers = answered(settings, loaded, folder.progress, report)
     report(total - 1, total, "figures and report")
     joined = {table.name: table.checked(_joined([part[table.name] for part in tables])) for table in TABLES}
     about = {
         "model": {"name": loaded.name, "note": loaded.note},
         "contexts": [context.name for context in contexts],
+        "independent": [one[-1].name for one in by_text],
         "settings": settings.as_dict(),
         "selfcheck": {name: max(note["selfcheck"][name] for note in notes) for name in notes[0]["selfcheck"]},
         "refused": why | {name: reason for note in notes for name, reason in note["refused"].items()},
@@ -159,25 +163,42 @@ def _run(
 
 
 def answered(settings: ValidationSettings, loaded: LoadedModel, folder: Path, report: Reporter) -> pd.DataFrame:
-    """RULER's tasks at 40 % cache, in this model's answers: rows of the table `samples`. HeadKV's head scores are measured first."""
-    scores = folder.with_name("head-scores.json")
+    """RULER's tasks at 40 % cache, in this model's answers: rows of the table `samples`.
+
+    HeadKV's head scores are measured first, into the file `SCORED` of the folder; rows name its policies without that file.
+    """
+    scores = folder / SCORED
     if not scores.is_file():
         measure_heads(
             loaded, contexts=HEAD_CONTEXTS, context_length=settings.context_length, measure="headkv", seed=settings.seed
         ).save(scores)
-    headkv = (f"headkv:scores={scores}", f"headkv+two-stage:scores={scores}")
+    tail = f":scores={scores}"
     grid = Grid(
         models=(loaded.name,),
         tasks=("ruler-offline",),
         lengths=(settings.context_length,),
         samples=ANSWERED,
-        policies=("snapkv", "snapkv+two-stage", "adakv", "adakv+two-stage", *headkv),
+        policies=("snapkv", "snapkv+two-stage", "adakv", "adakv+two-stage", f"headkv{tail}", f"headkv+two-stage{tail}"),
         budgets=(0.4,),
         seeds=(settings.seed,),
         device=settings.device,
         dtype=settings.dtype,
     )
-    return evaluate(grid, folder, loaded={loaded.name: loaded}, report=report).samples
+    rows = evaluate(grid, folder / "answers", loaded={loaded.name: loaded}, report=report).samples
+    return rows.assign(policy=rows["policy"].str.removesuffix(tail))
+
+
+def of_model(answers: pd.DataFrame, settings: ValidationSettings) -> pd.DataFrame:
+    """The answers of the model that is validated.
+
+    Raises:
+        InputError: all are another's.
+    """
+    own = answers[answers["model"] == settings.model]
+    if own.empty:
+        others = ", ".join(sorted(answers["model"].unique()))
+        raise InputError(f"--answers {settings.answers} holds answers of {others}; none of {settings.model}")
+    return own.reset_index(drop=True)
 
 
 def in_float64(loaded: LoadedModel, settings: ValidationSettings) -> tuple[nn.Module | None, dict[str, str]]:
@@ -195,6 +216,8 @@ def _write(folder: RunFolder, tables: dict[str, pd.DataFrame], about: dict[str, 
     for table in (*TABLES, CLAIMS, *([SAMPLES] if SAMPLES.name in tables else [])):
         table.write(tables[table.name], staging / table.file, about["model"])
     (staging / "run.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if (folder.progress / SCORED).is_file():
+        shutil.copyfile(folder.progress / SCORED, staging / SCORED)
     write_report(tables, about, staging)
     folder.publish(staging)
 
