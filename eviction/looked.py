@@ -19,6 +19,7 @@ from eviction.passes import over_all
 from eviction.places import left_padding, require_places, require_prompt, require_rerun
 from eviction.policy import Policy, Scored, merged
 from eviction.replay import Call, removal_nats
+from eviction.select import Decision
 from eviction.signs import Asked
 from hooks.capture import capture
 from hooks.forward import forward
@@ -51,7 +52,6 @@ class Looked:
     _narrow: dict[int, list[Observation]] = field(default_factory=dict)
     _nats: dict[tuple[Asked, int], dict[Call, Tensor]] = field(default_factory=dict)
 
-    @torch.no_grad()
     def decide(self, policy: Policy, budget: int | float) -> tuple[Bool[Tensor, "batch _ tokens"] | None, ...]:
         """What `policy` keeps: for each decoder layer a mask, as `hooks.hiding` takes them; None for one without attention.
 
@@ -60,15 +60,24 @@ class Looked:
             ValueError: the policy looks at more queries than were captured.
             UnsupportedAttention: it asks for that, and layers have linear states.
         """
+        return tuple(None if one is None else one.keep for one in self.decisions(policy, budget))
+
+    @torch.no_grad()
+    def decisions(self, policy: Policy, budget: int | float) -> tuple[Decision | None, ...]:
+        """The same with what the first of two stages was certain of: for each decoder layer the decision over all tokens seen.
+
+        Raises:
+            BudgetError, ValueError, UnsupportedAttention: as `decide`.
+        """
         scored: dict[int, list[Scored]] = {}
         for place, seen in zip(self.places, self.seen_by(policy, budget), strict=True):
             scored.setdefault(place, []).append(policy.score(seen, budget))
         places = sorted(scored)
-        decided = policy.decide_all([merged(scored[place]) for place in places])
-        keep = {place: over_all(self.cache.layers[place], one).keep for place, one in zip(places, decided, strict=True)}
+        chosen = policy.decide_all([merged(scored[place]) for place in places])
+        decided = {place: over_all(self.cache.layers[place], one) for place, one in zip(places, chosen, strict=True)}
         by_layer = self._by_layer
         return tuple(
-            keep[by_layer[layer]] if layer in by_layer else None
+            decided[by_layer[layer]] if layer in by_layer else None
             for layer in range(max(max(by_layer) + 1, len(self.cache.layers)))
         )
 

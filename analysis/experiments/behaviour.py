@@ -19,6 +19,7 @@ from eviction.observation import Observation
 from eviction.signs import Asked
 from eviction.signs import Path as Along
 from perturbation.leave_one_out import Progress, leave_one_out
+from perturbation.output import Level
 from perturbation.removal import Removals
 from perturbation.single import single_eviction_error
 
@@ -75,7 +76,8 @@ def estimated(model: nn.Module, tokens: Tensor, signs: int = 8, seed: int = 0) -
 
 def _single(seen: Observation) -> Tensor:
     record = seen.record
-    found = single_eviction_error(seen.weights, record.values, record.projection_blocks, seen.sink_mass, norm=2, level="group")
+    level: Level = "group" if seen.n_kv_heads == record.n_kv_heads else "layer"  # one latent entry is what all heads read
+    found = single_eviction_error(seen.weights, record.values, record.projection_blocks, seen.sink_mass, norm=2, level=level)
     return found[:, :, 0]
 
 

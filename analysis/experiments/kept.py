@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from eviction import EvictedCache, Policy
+from eviction.errors import BudgetError
 from eviction.looked import Looked
+from hooks.errors import UnsupportedAttention
 
 Keep = tuple[Tensor | None, ...]
 Ran = Callable[[str, float, EvictedCache], None]
@@ -15,17 +17,20 @@ Ran = Callable[[str, float, EvictedCache], None]
 
 def every_choice(
     looked: Looked, policies: Mapping[str, Policy], budgets: Sequence[float], shown: float, ran: Ran
-) -> dict[str, Keep]:
-    """Each policy at each budget: `ran` is handed the compressed cache. What each keeps at the budget `shown`."""
-    masks = {}
+) -> tuple[dict[str, Keep], dict[str, str]]:
+    """Each policy at each budget: `ran` is handed the compressed cache. What each keeps at the budget `shown`, and why some cannot choose."""
+    masks, refused = {}, {}
     for name, policy in policies.items():
-        for budget in budgets:
-            keep = looked.decide(policy, budget)
-            ran(name, budget, looked.evicted(keep))
-            if budget == shown:
-                masks[name] = keep
+        try:
+            for budget in budgets:
+                keep = looked.decide(policy, budget)
+                ran(name, budget, looked.evicted(keep))
+                if budget == shown:
+                    masks[name] = keep
+        except (UnsupportedAttention, BudgetError) as error:
+            refused[name] = str(error)
         looked.forget()
-    return masks
+    return masks, refused
 
 
 def allocation_rows(policy: str, budget: float, keep: Keep) -> pd.DataFrame:

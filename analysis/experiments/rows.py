@@ -44,18 +44,19 @@ def layer_rows(
     record: LayerRecord,
     sets: Sequence[QuerySet],
     decisions: Mapping[Choice, Decision],
+    seen: int,
     norms: Mapping[str, Tensor] | None = None,
     judged: Sequence[str] = tuple(NORMS),
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows of `heads` and of `layers` (without context and drift) for one layer, all choices, query sets and norms.
 
-    Entries of the record beyond a decision's mask were written after the prompt and count as kept. `norms` are
+    Decisions are over the prompt's tokens; of the `seen` tokens those beyond were written after it and count as kept. `norms` are
     ‖V W_O‖ per name in `NORMS` for the record's values, where they are at hand; `judged` are those that rows are made in.
     """
     weights, sink_mass = attention_weights(**record.inputs)
     blocks = record.projection_blocks
-    keep = torch.stack([over_keys(decision.keep, record.n_keys, record.n_keys) for decision in decisions.values()])
-    masses = _stage1_masses(weights, sink_mass, decisions, record.n_keys)
+    keep = torch.stack([over_keys(decision.keep, seen, record.n_keys) for decision in decisions.values()])
+    masses = _stage1_masses(weights, sink_mass, decisions, seen)
     difference = output_difference(weights[None], record.values[None], keep, sink_mass[None])
     gate = None if record.gate is None else record.gate[None]
     projected = projected_difference(difference, blocks, record.n_kv_heads, "head", gate)
@@ -90,14 +91,14 @@ def layer_rows(
 
 
 def drift_rows(
-    full: Sequence[LayerRecord], evicted: Sequence[LayerRecord], choice: Choice, sets: Sequence[QuerySet]
+    full: Sequence[LayerRecord], evicted: Mapping[int, Tensor], choice: Choice, sets: Sequence[QuerySet]
 ) -> pd.DataFrame:
-    """‖h − ĥ‖ / ‖h‖ after each layer, h by a forward pass on the full cache and ĥ on the evicted one; mean per query set."""
+    """‖h − ĥ‖ / ‖h‖ after each layer, h by a forward pass on the full cache and ĥ (by layer) on the evicted one; mean per query set."""
     policy, budget = choice
     rows = []
-    for before, after in zip(full, evicted, strict=True):
+    for before in full:
         hidden = before.hidden_after[0].double()
-        change = after.hidden_after[0].double() - hidden
+        change = evicted[before.layer][0].double() - hidden
         for norm, p in NORMS.items():
             relative = change.norm(p=p, dim=-1) / hidden.norm(p=p, dim=-1)
             for queries in sets:
@@ -114,12 +115,12 @@ def drift_rows(
     return pd.DataFrame(rows)
 
 
-def _stage1_masses(weights: Tensor, sink_mass: Tensor, decisions: Mapping[Choice, Decision], keys: int) -> Tensor:
+def _stage1_masses(weights: Tensor, sink_mass: Tensor, decisions: Mapping[Choice, Decision], seen: int) -> Tensor:
     """σ₁ per choice [choices, batch, heads, queries]; NaN where the policy has no stages."""
     masses = [
         torch.full_like(sink_mass, torch.nan)
         if decision.stage1 is None
-        else retained_mass(weights, over_keys(decision.stage1, keys, keys), sink_mass)
+        else retained_mass(weights, over_keys(decision.stage1, seen, weights.shape[-1]), sink_mass)
         for decision in decisions.values()
     ]
     return torch.stack(masses)

@@ -1,14 +1,14 @@
 """Before it measures anything, a run checks itself: is what was captured what the model used, and does evicting nothing
 change nothing?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from analysis.experiments.reproduction import attention_error, projection_error, relative_error
-from hooks.records import Capture
+from hooks.records import LayerRecord
 
 
 class SelfCheckFailed(RuntimeError):
@@ -41,7 +41,7 @@ class SelfCheck:
                 )
 
 
-def check(captures: Sequence[Capture], full_logits: Tensor, kept_all_logits: Tensor, *, eager: bool) -> SelfCheck:
+def check(captures: Iterable[Iterable[LayerRecord]], full_logits: Tensor, kept_all_logits: Tensor, *, eager: bool) -> SelfCheck:
     """Compare what was captured in each pass with what the model computed in it, layer by layer.
 
     16 ε of the model's dtype is allowed: a few roundings of each entry, which do not add up in a norm over all of them. Many families'

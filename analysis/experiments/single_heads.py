@@ -1,6 +1,7 @@
 """The theory's own setting: one query, its own attention, each query head with entries of its own. What rules choose, and the optima."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from math import floor
 
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from bounds import audit, branch_and_bound, dinkelbach, local_search, projected_distances, projected_norms
 from eviction.looking import last_query
+from hooks.masks import seen
 from hooks.records import LayerRecord
+from perturbation import perturbation
 from perturbation.output import attention_output
 from perturbation.weights import attention_weights
 
@@ -19,7 +22,9 @@ NORMS = {"L1": 1.0, "L2": 2.0}
 NODES = 200
 """Of the search for the least θ: most heads are proved optimal in fewer, and all have a certified lower bound."""
 EXCHANGES = 100
-"""Of the search for the least L2 error; it starts from the best of the rules."""
+"""Of the search for the least L2 error, which starts from the best of the rules."""
+SEARCHABLE = 4_096
+"""Entries up to which that search is made: it needs memory for each pair of them."""
 
 
 def single_head_rows(
@@ -34,8 +39,16 @@ def single_head_rows(
         alpha: of two-stage selection.
         searched: layers whose least errors are searched for.
     """
-    parts = [_layer(last_query(record), budgets, epsilon, alpha, record.layer in searched) for record in records]
+    parts = [_layer(_within_reach(last_query(record)), budgets, epsilon, alpha, record.layer in searched) for record in records]
     return pd.concat(parts, ignore_index=True)
+
+
+def _within_reach(record: LayerRecord) -> LayerRecord:
+    """The record with the keys that its query sees: all, but under a sliding window."""
+    visible = seen(record.mask)[0].any(0).any(0)
+    if bool(visible.all()):
+        return record
+    return replace(record, keys=record.keys[:, :, visible], values=record.values[:, :, visible], mask=record.mask[..., visible])
 
 
 def _layer(record: LayerRecord, budgets: Sequence[float], epsilon: float, alpha: float, search: bool) -> pd.DataFrame:
@@ -54,10 +67,9 @@ def _layer(record: LayerRecord, budgets: Sequence[float], epsilon: float, alpha:
         if search:
             least = branch_and_bound(attention, norms["L1"], count, sink_mass[:, :, 0], nodes=NODES)
             keeps["least θ"], lower["least θ"] = least.keep, least.lower
-            if gate is None:
-                keeps["least L found"] = local_search(
-                    weights, values, blocks, keeps["ratio"], sink_mass, exchanges=EXCHANGES
-                ).keep
+            if gate is None and record.n_keys <= SEARCHABLE:
+                best = _best(weights, values, blocks, keeps, sink_mass)
+                keeps["least L found"] = local_search(weights, values, blocks, best, sink_mass, exchanges=EXCHANGES).keep
         for norm, p in NORMS.items():
             found = audit(
                 weights[None],
@@ -103,6 +115,13 @@ def _rules(
         "centred": _top(attention * apart, count),
         "ratio": dinkelbach(attention, apart, count, sink_mass).keep,
     }
+
+
+def _best(weights: Tensor, values: Tensor, blocks: Tensor, keeps: Mapping[str, Tensor], sink_mass: Tensor) -> Tensor:
+    """For each head the choice of least L2 error; of equals the earlier."""
+    choices = torch.stack(list(keeps.values()))  # [choices, batch, heads, keys]
+    errors = perturbation(weights[None], values[None], blocks, choices, sink_mass[None], norm=2)[..., 0]
+    return choices.take_along_dim(errors.argmin(0)[None, ..., None], 0)[0]
 
 
 def _top(scores: Tensor, count: int) -> Tensor:

@@ -1,19 +1,20 @@
 """One context, validated: prefill once, choose for every policy and budget, then hold each choice against the truth."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
+from torch import nn
 
 from analysis.ablations import BASE, CANDIDATE
 from analysis.experiments.behaviour import by_entry
 from analysis.experiments.choices import Choices, choices, others
 from analysis.experiments.contexts import Context
 from analysis.experiments.kept import Keep, allocation_rows, every_choice, kept_rows
-from analysis.experiments.rows import NORMS, Choice, decoded_sets, drift_rows, layer_rows, window_sets
+from analysis.experiments.rows import NORMS, Choice, QuerySet, decoded_sets, drift_rows, layer_rows, window_sets
 from analysis.experiments.selfcheck import SelfCheck, check
 from analysis.experiments.single_heads import single_head_rows
 from analysis.experiments.timings import timing_rows
@@ -21,15 +22,15 @@ from analysis.schema import ALLOCATION, ENTRIES, FULL, HEADS, KEPT, LAYERS, RUNS
 from analysis.settings import ValidationSettings
 from bounds.norms import projected_norms
 from eviction.cache import EvictedCache, cache_bytes, reading
-from eviction.errors import BudgetError
-from eviction.looked import look
+from eviction.looked import Looked, look
 from eviction.looking import last_query
 from eviction.observation import Observation
 from eviction.select import Decision
 from hooks.capture import capture
 from hooks.dispatch import implementations
 from hooks.errors import UnsupportedAttention
-from hooks.forward import crop, forward, greedy
+from hooks.forward import forward, greedy
+from hooks.hidden import hidden_states
 from hooks.records import LayerRecord
 from hooks.reference import LoadedModel
 from perturbation.divergence import agreement, kl_divergence
@@ -42,6 +43,8 @@ CHUNK = 8
 """Choices that are held against the truth at once."""
 
 Progress = Callable[[str], None]
+Decisions = tuple[Decision | None, ...]
+"""For each decoder layer; None for one without attention."""
 
 
 @dataclass(frozen=True)
@@ -81,144 +84,159 @@ def validate_context(
         exact: the same model in float64, for the removal of single entries; None leaves that out.
 
     Raises:
+        UnsupportedAttention: the model's attention or cache cannot be captured, taken apart into heads, or evicted from.
         SelfCheckFailed: capture or eviction does not reproduce this model.
     """
     model = loaded.model
     prompt = context.tokens.to(model.device)
     length = prompt.shape[1]
     chosen = choices(settings).within(length)
+    beside = others(settings) if settings.others else {}
+    windows = [chosen.policies[name].window or 0 for name, _ in chosen.asked] + [one.window or 0 for one in beside.values()]
 
     progress("prefill")
-    cache = DynamicCache(config=model.config)
-    EvictedCache.require_support(cache)
-    with capture(model, window=max(chosen.policies[name].window or 0 for name, _ in chosen.asked)) as prefilled:
-        logits = forward(model, prompt, cache, last_logits=1)
+    looked = look(model, prompt, window=max(windows))
+    prefilled = [seen.record for seen in looked.observations]
 
     progress("decode")
-    tokens = greedy(model, logits.argmax(-1), cache, 1 + settings.later)
-    crop(cache, length)
+    tokens = greedy(model, looked.logits.argmax(-1)[:, None], copy.deepcopy(looked.cache), 1 + settings.later)
     with capture(model, window=None) as decoded:
-        full_logits = forward(model, tokens, cache)
-    crop(cache, length)
+        full_logits = forward(model, tokens, copy.deepcopy(looked.cache))
 
     progress("self-check")
-    everything = [torch.ones_like(record.keys[..., :length, 0], dtype=torch.bool) for record in prefilled]
-    kept_all = forward(model, tokens, EvictedCache.compacted(cache, everything))
+    kept_all = forward(model, tokens, looked.evicted())
     selfcheck = check([prefilled, decoded], full_logits, kept_all, eager="eager" in implementations(model))
     selfcheck.require()
 
     progress("truth and bounds")
-    heads, layers, decisions = _layers(prefilled.records, decoded.records, chosen, settings)
-    runs = [_run(context, FULL, 1.0, length, cache_bytes(cache), length, 0.0, 1.0)]
+    heads, layers, decisions = judged_layers(looked, decoded.records, chosen, settings)
+    runs = [_run(context, FULL, 1.0, length, cache_bytes(looked.cache), length, 0.0, 1.0)]
 
-    def ran(name: str, budget: float, evicted_logits: Tensor, held: int, kept: int) -> None:
+    def ran(name: str, budget: float, evicted: EvictedCache, sets: Sequence[QuerySet] = ()) -> None:
+        """Run the tokens on an evicted cache; the drift of hidden states is noted for `sets`."""
+        held, kept = evicted.nbytes, round(evicted.entries)
+        with (
+            reading(model) if evicted.ragged else nullcontext(),
+            hidden_states(model) if sets else nullcontext() as after,
+        ):
+            logits = forward(model, tokens, evicted)
+        if after is not None:
+            drifts.append(drift_rows(decoded.records, after, (name, budget), sets))
         # logits after token i foretell token i + 1; those after the last foretell a token beyond the set
-        full, other = full_logits[0, : settings.later], evicted_logits[0, : settings.later]
+        full, other = full_logits[0, : settings.later], logits[0, : settings.later]
         kl = float(kl_divergence(full, other).mean())
         runs.append(_run(context, name, budget, length, held, kept, kl, float(agreement(full, other).double().mean())))
 
-    drifts = []
-    sets = decoded_sets(decoded[0])
+    drifts: list[pd.DataFrame] = []
     for choice in chosen.asked:
         progress(f"{choice[0]} at {choice[1]:.3g}")
-        evicted = EvictedCache.compacted(cache, [layer[choice].keep for layer in decisions])
-        held, kept = evicted.nbytes, round(evicted.entries)
-        if choice[0] in (BASE, CANDIDATE):
-            with capture(model, window=None) as after:
-                evicted_logits = forward(model, tokens, evicted)
-            drifts.append(drift_rows(decoded.records, after.records, choice, sets))
-        else:
-            evicted_logits = forward(model, tokens, evicted)
-        ran(*choice, evicted_logits, held, kept)
+        ran(
+            *choice,
+            looked.evicted(kept_of(decisions[choice])),
+            decoded_sets(decoded[0]) if choice[0] in (BASE, CANDIDATE) else (),
+        )
     keys = ["layer", "policy", "budget", "queries", "norm"]
     layers = layers.merge(pd.concat(drifts, ignore_index=True), on=keys, how="left", validate="one_to_one")
     found = {HEADS.name: chosen.in_all_words(heads), LAYERS.name: chosen.in_all_words(layers)}
     refused: dict[str, str] = {}
+    attending = [record.layer for record in prefilled]
     if settings.others:
         progress("single heads")
         found[SINGLE.name] = single_head_rows(
-            prefilled.records,
-            (settings.middle_budget,),
-            settings.epsilon,
-            settings.alpha,
-            spaced(len(prefilled.records), SEARCHED),
+            prefilled, (settings.middle_budget,), settings.epsilon, settings.alpha, spaced(attending, SEARCHED)
         )
         progress("other policies")
-
-        def judged(name: str, budget: float, evicted: EvictedCache) -> None:
-            held, kept = evicted.nbytes, round(evicted.entries)
-            with reading(model):
-                ran(name, budget, forward(model, tokens, evicted), held, kept)
-
-        try:
-            asked, shown = others(settings), settings.middle_budget
-            looked = look(model, prompt, window=max(one.window or 0 for one in asked.values()))
-            # what the pair keeps is known; the others are decided and run here
-            masks = {name: by_layer(prefilled.records, decisions, (name, shown)) for name in (BASE, CANDIDATE)}
-            masks |= every_choice(looked, asked, settings.budgets, shown, judged)
-            pieces = [loaded.tokenizer.decode([one]) for one in prompt[0].tolist()]
-            found[ALLOCATION.name] = pd.concat(
-                [allocation_rows(name, shown, keep) for name, keep in masks.items()], ignore_index=True
-            )
-            found[KEPT.name] = pd.concat(
-                [kept_rows(name, shown, keep, pieces) for name, keep in masks.items()], ignore_index=True
-            )
-        except (UnsupportedAttention, BudgetError) as error:
-            refused[ALLOCATION.name] = refused[KEPT.name] = str(error)
+        shown = settings.middle_budget
+        # what the pair keeps is known; the others are decided and run here
+        masks = {name: kept_of(decisions[name, shown]) for name in (BASE, CANDIDATE)}
+        more, refused = every_choice(looked, beside, settings.budgets, shown, ran)
+        masks |= more
+        pieces = [loaded.tokenizer.decode([one]) for one in prompt[0].tolist()]
+        found[ALLOCATION.name] = pd.concat(
+            [allocation_rows(name, shown, keep) for name, keep in masks.items()], ignore_index=True
+        )
+        found[KEPT.name] = pd.concat([kept_rows(name, shown, keep, pieces) for name, keep in masks.items()], ignore_index=True)
     if exact is not None:
         progress("leave-one-out")
         try:
             with torch.enable_grad():
-                found[ENTRIES.name] = by_entry(
-                    exact, prompt[:, : settings.leave_one_out], spaced(len(prefilled.records), REMOVED)
-                )
+                found[ENTRIES.name] = by_entry(exact, prompt[:, : settings.leave_one_out], spaced(attending, REMOVED))
         except UnsupportedAttention as error:
             refused[ENTRIES.name] = str(error)
     if settings.full:
         progress("timing")
         pair = {**{name: chosen.policies[name] for name in (BASE, CANDIDATE)}, "fisher": others(settings)["fisher"]}
-        found[TIMINGS.name] = timing_rows(model, prompt, pair, settings.middle_budget, settings.later)
+        timed = {name: one for name, one in pair.items() if name not in refused}
+        found[TIMINGS.name] = timing_rows(model, prompt, timed, settings.middle_budget, settings.later)
     tables = {name: frame.assign(context=context.name) for name, frame in found.items()}
     tables[RUNS.name] = chosen.in_all_words(pd.DataFrame(runs))
     whole = {table.name: table.checked(tables.get(table.name, pd.DataFrame())) for table in TABLES}
     return ContextResult(whole, selfcheck, refused)
 
 
-def by_layer(records: list[LayerRecord], decisions: list[dict[Choice, Decision]], choice: Choice) -> Keep:
-    """What a choice keeps, for each decoder layer; None for one without attention."""
-    keep = {record.layer: decided[choice].keep for record, decided in zip(records, decisions, strict=True)}
-    return tuple(keep.get(layer) for layer in range(max(keep) + 1))
+def kept_of(decisions: Decisions) -> Keep:
+    """The keep-mask of each decoder layer."""
+    return tuple(None if one is None else one.keep for one in decisions)
 
 
-def spaced(layers: int, count: int) -> list[int]:
-    """`count` layers from the first to the last, evenly spaced; all where there are no more."""
-    if layers <= count:
-        return list(range(layers))
-    return [round(place * (layers - 1) / (count - 1)) for place in range(count)]
+def spaced(layers: Sequence[int], count: int) -> list[int]:
+    """`count` of the layers from the first to the last, evenly spaced; all where there are no more."""
+    if len(layers) <= count:
+        return list(layers)
+    return [layers[round(place * (len(layers) - 1) / (count - 1))] for place in range(count)]
 
 
-def _layers(
-    prefilled: list[LayerRecord], decoded: list[LayerRecord], chosen: Choices, settings: ValidationSettings
-) -> tuple[pd.DataFrame, pd.DataFrame, list[dict[Choice, Decision]]]:
-    """Decisions of every layer, and the rows of both captures under them."""
-    heads, layers, decisions = [], [], []
-    for wide, after in zip(prefilled, decoded, strict=True):
-        before = last_query(wide, settings.window)
-        # the decoded capture's keys and values begin with the prompt's: norms are made once, for all of them
-        norms = {name: projected_norms(after.values, after.projection_blocks, norm=p) for name, p in NORMS.items()}
-        prompt_norms = {name: norm[..., : before.n_keys] for name, norm in norms.items()}
+def judged_layers(
+    looked: Looked, decoded: Sequence[LayerRecord], chosen: Choices, settings: ValidationSettings
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[Choice, Decisions]]:
+    """Rows of `heads` and `layers` of all choices, by the prompt's last queries and those decoded after it, and what was decided."""
+    length = looked.tokens.shape[1]
+    norms, observations = [], []
+    for seen, after in zip(looked.observations, decoded, strict=True):
+        if seen.record.layer != after.layer:
+            raise UnsupportedAttention(
+                f"layers attend in another order while decoding: {after.name} comes for {seen.record.name}"
+            )
+        made = {name: projected_norms(after.values, after.projection_blocks, norm=p) for name, p in NORMS.items()}
+        # the decoded capture's keys and values begin with the prompt's, unless a sliding window has left some of them behind
+        if after.n_keys - after.n_queries == length:
+            prompts = {name: norm[..., :length] for name, norm in made.items()}
+        else:
+            record = seen.record
+            prompts = {name: projected_norms(record.values, record.projection_blocks, norm=p) for name, p in NORMS.items()}
+        norms.append((prompts, made))
+        observations.append(replace(seen, known_norms={p: prompts[name] for name, p in NORMS.items()}))
+    looked = replace(looked, observations=observations)
+    decisions = {choice: looked.decisions(chosen.policies[choice[0]], choice[1]) for choice in chosen.asked}
+    heads, layers = [], []
+    for seen, after, (prompts, made) in zip(looked.observations, decoded, norms, strict=True):
+        before = last_query(seen.record, settings.window)
         gated = before.gate is not None  # then what an entry writes depends on the query, and truth needs norms of its own
-        decided = _decide(wide, prompt_norms, chosen)
-        decisions.append(decided)
-        for record, sets, known in (
-            (before, window_sets(before), None if gated else prompt_norms),
-            (after, decoded_sets(after), None if gated else norms),
+        decided = {choice: _of_heads(seen, decision[before.layer]) for choice, decision in decisions.items()}
+        for record, sets, known, tokens in (
+            (before, window_sets(before), None if gated else prompts, length),
+            (after, decoded_sets(after), None if gated else made, length + after.n_queries),
         ):
             for some, judged in _chunks(chosen):
-                per_head, per_layer = layer_rows(record, sets, {choice: decided[choice] for choice in some}, known, judged)
+                per_head, per_layer = layer_rows(
+                    record, sets, {choice: decided[choice] for choice in some}, tokens, known, judged
+                )
                 heads.append(per_head)
                 layers.append(per_layer)
     return pd.concat(heads, ignore_index=True), pd.concat(layers, ignore_index=True), decisions
+
+
+def _of_heads(seen: Observation, decision: Decision | None) -> Decision:
+    """A decision for the heads that attend, where the cache holds one for all; what a sliding window drops anyway counts as kept."""
+    assert decision is not None
+    tokens = decision.keep.shape[-1]
+    dropped = torch.arange(tokens, device=decision.keep.device) < tokens - (tokens if seen.held is None else seen.held)
+    keep, stage1 = (
+        None if mask is None else (mask | dropped).expand(-1, seen.record.n_kv_heads, -1)
+        for mask in (decision.keep, decision.stage1)
+    )
+    assert keep is not None
+    return Decision(keep, stage1)
 
 
 def _chunks(chosen: Choices) -> Iterator[tuple[list[Choice], tuple[str, ...]]]:
@@ -227,19 +245,6 @@ def _chunks(chosen: Choices) -> Iterator[tuple[list[Choice], tuple[str, ...]]]:
         some = [choice for choice in chosen.asked if (choice[0] in (BASE, CANDIDATE)) is compared]
         for start in range(0, len(some), CHUNK):
             yield some[start : start + CHUNK], judged
-
-
-def _decide(record: LayerRecord, norms: Mapping[str, Tensor], chosen: Choices) -> dict[Choice, Decision]:
-    known = {p: norms[name] for name, p in NORMS.items()}
-    seen: dict[int, Observation] = {}
-    decided = {}
-    for name, budget in chosen.asked:
-        policy = chosen.policies[name]
-        window = policy.window or 1
-        if window not in seen:
-            seen[window] = Observation(last_query(record, window), known)
-        decided[name, budget] = policy.decide(seen[window], budget)
-    return decided
 
 
 def _run(
