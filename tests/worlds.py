@@ -59,25 +59,36 @@ def factor(policy: str, good: bool) -> float:
     return 0.8 if good else 1.25
 
 
+def told(good: bool, budget: float, norm: str, policy: str) -> bool:
+    """Whether rows speak for the claims: at other budgets than 20 % and in L2 they say the opposite, so that who reads those is found out."""
+    return good is (norm == "L1" and (budget == 0.2 or policy not in (BASE, CANDIDATE)))
+
+
 def heads(good: bool) -> pd.DataFrame:
     rows = []
-    for (number, context), layer, head, (policy, budget), queries in itertools.product(
-        enumerate(CONTEXTS), range(N_LAYERS), range(N_HEADS), policies(), ("window", "first", "later")
+    for (number, context), layer, head, (policy, budget), queries, norm in itertools.product(
+        enumerate(CONTEXTS), range(N_LAYERS), range(N_HEADS), policies(), ("window", "first", "later"), ("L1", "L2")
     ):
-        staged = policy.startswith(CANDIDATE)
-        truth = (1 + layer + 0.1 * head) * factor(policy, good) * (1 + 0.01 * number) / budget
-        truth *= 3 if queries == "later" and not good else 1
-        rows.append((context, layer, head, head // 2, policy, budget, queries, "L1", truth, 4 * truth, 0.9, 1.0 if good else 0.6,
-                     0.8 if staged else None, (1.0 if good else 0.6) if staged else None, 0 if good else 1))  # fmt: skip
+        staged, so = policy.startswith(CANDIDATE), told(good, budget, norm, policy)
+        truth = (1 + layer + 0.1 * head) * factor(policy, so) * (1 + 0.01 * number) / budget
+        truth *= 3 if queries == "later" and not so else 1
+        rows.append((context, layer, head, head // 2, policy, budget, queries, norm, truth, 4 * truth, 0.9, 1.0 if so else 0.6,
+                     0.8 if staged else None, (1.0 if so else 0.6) if staged else None, 0 if good else 1))  # fmt: skip
     return HEADS.checked(pd.DataFrame(rows, columns=HEADS.arrow.names).astype({"stage1_mass": float, "stage1_share": float}))
 
 
 def layers(good: bool) -> pd.DataFrame:
     by = ["context", "layer", "policy", "budget", "queries", "norm"]
     wide = heads(good).groupby(by)["perturbation"].sum().reset_index()
-    wide["coupling"] = 0.4 if good else 0.9
-    gain = 0.95 - 0.05 * wide["layer"] if good else 1.05 + 0.05 * wide["layer"]
-    wide["drift"] = (0.1 * gain.where(wide["policy"] == CANDIDATE, 1)).where(wide["queries"] != "window")
+    so = [
+        told(good, budget, norm, policy) is (queries == "first")
+        for budget, norm, policy, queries in wide[["budget", "norm", "policy", "queries"]].itertuples(index=False)
+    ]
+    wide["coupling"] = np.where(so, 0.4, 0.9)
+    # the first layers say the opposite of the last
+    gain = np.where(so, 1.1 - 0.05 * wide["layer"], 0.9 + 0.05 * wide["layer"])
+    drift = 0.1 * np.where(wide["policy"] == CANDIDATE, gain, 1.0)
+    wide["drift"] = pd.Series(drift).where(wide["queries"] != "window")
     return LAYERS.checked(wide)
 
 
@@ -99,15 +110,17 @@ def runs(good: bool) -> pd.DataFrame:
 
 
 def single(good: bool) -> pd.DataFrame:
-    better, worse = (0.7, 1.0) if good else (1.2, 1.0)
-    truth = {"attention": worse, "norm": better, "two-stage": better, "two-stage, ε = 0": better, "centred": better, "ratio": better,
-             "least θ": better, "least L found": 0.95 if good else 0.5}  # fmt: skip
+    choices = ("attention", "norm", "two-stage", "two-stage, ε = 0", "centred", "ratio", "least θ", "least L found")
     rows = []
-    for context, layer, head, choice, norm in itertools.product(CONTEXTS, range(N_LAYERS), range(N_HEADS), truth, ("L1", "L2")):
-        found = truth[choice] * (1 + layer)
-        theta = (1.5 if good else 5) * found
+    for context, layer, head, choice, norm in itertools.product(
+        CONTEXTS, range(N_LAYERS), range(N_HEADS), choices, ("L1", "L2")
+    ):
+        so = good is (norm == "L1")  # L2 says the opposite, but of the least L, which is searched for in L2
+        known = {"attention": 1.0, "least L found": 0.5 if so else 0.95}
+        found = known.get(choice, 0.7 if so else 1.2) * (1 + layer)
+        theta = (1.5 if so else 5) * found
         lower = (theta / 1.01 if good else theta / 2) if choice == "least θ" and norm == "L1" else None
-        rows.append((context, layer, head, choice, 0.2, norm, found, theta, (0.72 if good else 0.9) * theta, 0.9, lower, 0))
+        rows.append((context, layer, head, choice, 0.2, norm, found, theta, (0.72 if so else 0.9) * theta, 0.9, lower, 0))
     return SINGLE.checked(pd.DataFrame(rows, columns=SINGLE.arrow.names).astype({"lower": float}))
 
 

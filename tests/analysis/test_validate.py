@@ -1,8 +1,11 @@
 """`criticalkv validate`: the rows it writes are true, the same each time, and a mistake writes nothing."""
 
+import copy
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +13,7 @@ import pytest
 import torch
 import worlds
 from models import tiny
+from transformers.cache_utils import DynamicCache
 from typer.testing import CliRunner
 
 import analysis.experiments.run as run_module
@@ -21,16 +25,22 @@ from analysis.experiments.contexts import Context, texts, tokenised
 from analysis.experiments.run import validate
 from analysis.experiments.selfcheck import SelfCheckFailed
 from analysis.experiments.validation import validate_context
+from analysis.grid import split_policy
 from analysis.schema import CLAIMS, POLICIES, SAMPLES, TABLES
 from analysis.settings import ValidationSettings
 from eviction import prefill
-from hooks import LoadedModel, capture
+from eviction.looked import look
+from hooks import LoadedModel, UnsupportedAttention, capture, hiding
 from hooks.forward import forward, greedy
 from perturbation import attention_weights, perturbation
 
 PAIR = {"model": "tiny", "window": 4, "ablations": (), "leave_one_out": 0, "others": False}
 """The compared pair alone."""
 SETTINGS = ValidationSettings(**PAIR, passages=2, context_length=48, kernel=3, budgets=(0.2, 0.5), later=5)
+
+EVERYTHING = ValidationSettings(
+    model="tiny", passages=2, context_length=120, window=4, kernel=3, budgets=(0.1, 0.2, 0.5), later=5, leave_one_out=24
+)
 
 
 class Letters:
@@ -106,8 +116,6 @@ def test_a_row_is_what_the_rooms_say_done_by_hand(finished):
     tokens = tokenised(texts(SETTINGS)[0], Letters(), SETTINGS, None).tokens
     policy = choices(SETTINGS).policies["snapkv+two-stage"]
     prefilled = prefill(model, tokens, policy, 0.5)
-    from transformers.cache_utils import DynamicCache
-
     cache = DynamicCache(config=model.config)
     with capture(model, window=4) as window:
         logits = forward(model, tokens, cache, last_logits=1)
@@ -165,17 +173,95 @@ def test_a_budget_of_everything_perturbs_nothing(tmp_path):
     assert done.report.exists()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
-def test_other_families_run_too(family, tmp_path):
-    done = validate(SETTINGS, tmp_path / "run", loaded=loaded(family))
-    assert (done.heads["violations"] == 0).all()
+LETTERS = Context("letters", Letters()("the quick brown fox jumps over it; " * 4).input_ids[:, :120])
+LACKING = {"linear": "the last tokens cannot be run again", "sliding": "does not cache the whole prompt"}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "refused"),
+    [
+        ("gpt2", {}, {}),
+        ("laguna", {}, {}),  # its output gate
+        ("deepseek_v3", {}, {}),  # one latent for all heads
+        ("mistral", {"sliding_window": 8}, {"entries": "sliding"}),
+        ("gemma3_text", {"sliding_window": 8}, {"entries": "sliding"}),  # sliding and full layers: as many entries as each has
+        ("gpt_oss", {"attention": "eager", "sliding_window": 8}, {"entries": "sliding"}),  # and sinks
+        ("jamba", {}, {"fisher": "linear", "entries": "sliding"}),
+    ],
+)
+def test_other_kinds_of_attention_are_measured_whole(family, settings, refused):
+    model = loaded(family, **settings)
+    asked = replace(EVERYTHING, full=True, later=4)
+    result = validate_context(model, LETTERS, asked, exact=copy.deepcopy(model.model).double())
+    assert set(result.refused) == set(refused)
+    for name, kind in refused.items():
+        assert LACKING[kind] in result.refused[name]
+    rows = result.tables
+    assert {name for name, table in rows.items() if table.empty} == {name for name in refused if name in rows}
+    for name in ("heads", "single"):
+        assert (rows[name]["violations"] == 0).all()
+        assert (rows[name]["perturbation"] <= rows[name]["theta"] * (1 + 1e-5) + 1e-9).all()
+    assert (
+        rows["layers"]
+        .loc[rows["layers"]["policy"].isin(POLICIES) & (rows["layers"]["queries"] != "window"), "drift"]
+        .notna()
+        .all()
+    )
+    assert set(rows["runs"]["policy"]) >= {"snapkv", "adakv", "random"} | {"fisher"} - set(refused)
+    best = rows["single"].pivot(index=["layer", "head", "norm"], columns="choice", values="perturbation")
+    if "least L found" in best:
+        found = best.xs("L2", level="norm").dropna()
+        assert len(found)
+        assert (found["least L found"] <= found.drop(columns="least L found").min(axis=1) * (1 + 1e-5)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "settings"), [("mistral", {"sliding_window": 8}), ("deepseek_v3", {}), ("gemma3_text", {"sliding_window": 8})]
+)
+def test_rows_of_other_kinds_are_those_of_hiding_the_same_entries(family, settings):
+    """The pair at one budget: KL by the full cache with entries hidden, L by the outputs that attention gives then."""
+    model = loaded(family, **settings).model
+    rows = validate_context(LoadedModel(model, Letters(), "tiny", "random"), LETTERS, replace(SETTINGS, budgets=(0.5,))).tables
+    prefilled = prefill(model, LETTERS.tokens, choices(SETTINGS).policies["snapkv"], 0.5)
+    keep = look(model, LETTERS.tokens, window=4).decide(choices(SETTINGS).policies["snapkv"], 0.5)
+    tokens = [prefilled.logits.argmax(-1)]
+    for _ in range(5):
+        tokens.append(model(torch.cat([LETTERS.tokens, *tokens], 1)).logits[:, -1:].argmax(-1))
+    decoded = torch.cat(tokens, 1)
+
+    def run(masks):
+        cache = DynamicCache(config=model.config)
+        forward(model, LETTERS.tokens, cache)
+        with hiding(model, masks) if masks else nullcontext(), capture(model, window=None) as captured:
+            return forward(model, decoded, cache).double(), captured
+
+    (full, before), (hidden, _) = run(None), run(keep)
+    full, hidden = full[0, :5].log_softmax(-1), hidden[0, :5].log_softmax(-1)
+    kl = rows["runs"].set_index("policy")["kl"]["snapkv"]
+    assert kl == pytest.approx(float((full.exp() * (full - hidden)).sum(-1).mean()), rel=1e-3)
+    heads = rows["heads"].set_index(["layer", "head", "policy", "queries", "norm"])["perturbation"]
+    record = before[2]
+    lost = ~keep[2].expand(-1, record.n_kv_heads, -1)
+    kept = torch.cat([~lost, lost.new_ones(1, lost.shape[1], 6)], -1)[..., -record.n_keys :]
+    weights, _ = attention_weights(**record.inputs)
+    truth = perturbation(weights, record.values, record.projection_blocks, kept, norm=1)[0, :, 0]
+    for head in range(4):
+        assert heads[2, head, "snapkv", "first", "L1"] == pytest.approx(float(truth[head]), rel=1e-4)
+
+
+def test_a_family_without_a_cache_of_entries_is_refused():
+    with pytest.raises(UnsupportedAttention, match="nothing to evict"):
+        validate_context(loaded("qwen3_next"), LETTERS, SETTINGS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_run_too(dtype):
-    context = Context("letters", Letters()("abcdefgh" * 6).input_ids)
-    result = validate_context(loaded(dtype=dtype), context, SETTINGS)
-    assert (result.tables["heads"]["violations"] == 0).all()
+    model = loaded(dtype=dtype)
+    result = validate_context(model, LETTERS, EVERYTHING, exact=copy.deepcopy(model.model).double())
+    assert result.refused == {}
+    for name in ("heads", "single"):
+        assert (result.tables[name]["violations"] == 0).all()
 
 
 def test_a_stopped_run_goes_on_without_computing_a_context_twice(tmp_path, monkeypatch):
@@ -235,11 +321,6 @@ def test_the_report_escapes_what_comes_from_file_names(tmp_path):
     assert "&lt;script&gt;" in page
 
 
-EVERYTHING = ValidationSettings(
-    model="tiny", passages=2, context_length=120, window=4, kernel=3, budgets=(0.1, 0.2, 0.5), later=5, leave_one_out=24
-)
-
-
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
     return validate(EVERYTHING, tmp_path_factory.mktemp("everything"), loaded=loaded())
@@ -248,7 +329,8 @@ def everything(tmp_path_factory):
 def test_a_whole_validation_decides_every_claim_that_it_has_rows_for(everything, tmp_path):
     found = everything.claims.set_index("id")
     missing = found.index[found["verdict"] == "not measured"]
-    assert set(missing) == {"C7", "C7.adakv", "C7.headkv", "C8", "C9", "C10", "C10.decoding", "B4", "B5"}
+    assert set(missing) == {"C4", "C7", "C7.adakv", "C7.headkv", "C8", "C9", "C10", "C10.decoding", "B4", "B5"}
+    # 2.5 % of 120 entries hold no window of 16
     assert found.loc["O1", "verdict"] == "holds"
     assert found.loc["C2", "setting"].startswith("tiny (random); 2 contexts of 120 tokens; window 4, max-pooling over 3")
     assert everything.about["refused"] == {}
@@ -348,10 +430,13 @@ def test_answers_of_an_evaluation_decide_the_claims_about_tasks(tmp_path):
     answers = tmp_path / "answers"
     answers.mkdir()
     SAMPLES.write(worlds.samples(True), answers / SAMPLES.file, {})
-    settings = replace(SETTINGS, answers=answers, passages=1)
+    settings = replace(SETTINGS, answers=answers, passages=1, model="made up")
     found = validate(settings, tmp_path / "run", loaded=loaded()).claims.set_index("id")
     assert found.loc[["C7", "C7.adakv", "C7.headkv", "C8", "C9"], "verdict"].tolist() == ["holds"] * 5
-    assert "24 samples of 100 tokens" in found.loc["C9", "setting"]
+    assert "16 samples of 100 tokens" in found.loc["C9", "setting"]
+    assert "8 samples of 100 tokens" in found.loc["C7", "setting"]
+    with pytest.raises(InputError, match="holds answers of made up; none of another"):
+        validate(replace(settings, model="another"), tmp_path / "other", loaded=loaded())
     with pytest.raises(InputError, match=r"holds no samples\.parquet"):
         validate(replace(settings, answers=tmp_path), tmp_path / "other", loaded=loaded())
     with pytest.raises(InputError, match="either it or --answers"):
@@ -366,21 +451,66 @@ def test_times_are_taken_in_turns_where_all_is_asked_for():
     assert (timings[["first_token_s", "token_s"]] > 0).all(axis=None)
 
 
-def test_an_ablation_of_lengths_measures_each_context_at_each(tmp_path):
-    settings = replace(SETTINGS, ablations=("length",), lengths=(32, 48))
+def test_an_ablation_of_lengths_measures_each_context_at_those_that_it_has(tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("forty tokens of text, a letter each: yes.")
+    long = tmp_path / "long.txt"
+    long.write_text("a text that is longer than that; " * 4)
+    settings = replace(SETTINGS, ablations=("length",), lengths=(48, 32), context_files=(short, long))
     done = validate(settings, tmp_path / "run", loaded=loaded())
-    name = texts(settings)[0].name
-    tokens = done.runs.groupby("context")["tokens"].first()
-    assert tokens[f"{name} (32 tokens)"] == 32
-    assert tokens[f"{name} (48 tokens)"] == 48
+    tokens = done.runs.groupby("context")["tokens"].first().to_dict()
+    assert tokens == {"short.txt (32 tokens)": 32, "long.txt (32 tokens)": 32, "long.txt (48 tokens)": 48}
     assert "snapkv+two-stage:epsilon=0" in set(done.heads["policy"])
+    # in the ledger each text counts once, at its longest
+    assert done.about["independent"] == ["short.txt (32 tokens)", "long.txt (48 tokens)"]
+    assert "2 contexts of 32 to 48 tokens" in done.claims.set_index("id").loc["C2", "setting"]
+    with pytest.raises(InputError, match=r"short\.txt has 41 tokens, fewer than the 64"):
+        validate(replace(settings, lengths=(64,)), tmp_path / "other", loaded=loaded())
+
+
+@pytest.mark.parametrize(("name", "option", "value"), [("length", "--context-length", "512"), ("budget", "--budget", "0.3")])
+def test_what_an_ablation_varies_cannot_be_fixed(name, option, value, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["criticalkv", "ablate", name, option, value])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert f"leave {option} out" in capsys.readouterr().err
+
+
+def test_a_full_validation_answers_tasks_and_leaves_head_scores_behind(tmp_path, monkeypatch):
+    """In a folder with a colon in its name; the tasks themselves are tested elsewhere, here what is asked and what is made of it."""
+    asked = {}
+
+    def answering(grid, folder, *, loaded, report):
+        asked["grid"] = grid
+        samples = worlds.samples(True)
+        scores = grid.policies[4].partition(":scores=")[2]
+        assert split_policy(grid.policies[4])[1] == {"scores": scores}
+        assert Path(scores).is_file()
+        samples["policy"] = samples["policy"].str.replace("some/where.json", scores)
+        return type("Evaluation", (), {"samples": samples})
+
+    class Scores:
+        def save(self, path):
+            path.write_text("{}")
+
+    monkeypatch.setattr(run_module, "evaluate", answering)
+    monkeypatch.setattr(run_module, "measure_heads", lambda *_, **__: Scores())
+    done = validate(replace(SETTINGS, full=True, passages=1), tmp_path / "a:b", loaded=loaded())
+    assert asked["grid"].budgets == (0.4,)
+    assert asked["grid"].tasks == ("ruler-offline",)
+    found = done.claims.set_index("id")["verdict"]
+    assert found[["C7", "C7.adakv", "C7.headkv", "C8"]].tolist() == ["holds"] * 4
+    assert "headkv+two-stage" in set(done.tables["samples"]["policy"])
+    assert (done.folder / "head-scores.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_each_ablation_is_one_command_that_prints_what_it_found(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_module, "load_model", lambda settings: loaded(max_position_embeddings=512))
     out = tmp_path / "run"
-    given = ["--passages", "2", "--context-length", "400", "--later", "4", "--window", "4", "--out", str(out)]
+    given = ["--passages", "2", "--later", "4", "--window", "4", "--out", str(out)]
+    given += [] if ABLATIONS[name].lengths else ["--context-length", "400"]
     monkeypatch.setattr("sys.argv", ["criticalkv", "ablate", name, *given])
     asked = replace(ABLATIONS[name], lengths=(64, 96)) if ABLATIONS[name].lengths else ABLATIONS[name]
     monkeypatch.setitem(ABLATIONS, name, asked)
@@ -399,7 +529,7 @@ def test_an_unknown_ablation_is_told_with_the_nearest(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 2
-    assert "Did you mean alpha?" in capsys.readouterr().err
+    assert "did you mean alpha?" in capsys.readouterr().err
 
 
 # ---- the report, made again ----------------------------------------------------------------------------------------
