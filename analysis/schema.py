@@ -161,7 +161,7 @@ LAYERS = Table(
             "drift",
             "float",
             "‖hidden − hidden of the full cache‖ / ‖hidden of the full cache‖ after the layer, by a real forward pass with "
-            "every layer evicted; mean over the query set; empty for the window, which ran before anything was evicted, and for variants",
+            "every layer evicted; mean over the query set; empty for the window, which ran before anything was evicted, and for variants that are not the pair in other words",
             nullable=True,
         ),
     ),
@@ -185,7 +185,7 @@ _CHOICE_RULE = Column(
     "choice",
     "string",
     "what chose the entries: attention (A), norm (A‖ν‖), two-stage (the run's α and ε), two-stage, ε = 0, centred (A‖ν − o‖), ratio (the "
-    "exact minimiser of θ_o), least θ (the exact minimiser of θ), least L found (an exchange search on the true L2 error)",
+    "exact minimiser of θ_o), least θ (the least that branch and bound found; see `lower`), least L found (an exchange search on the true L2 error)",
     key=True,
 )
 
@@ -272,13 +272,20 @@ CLAIMS = Table(
             "C1 to C10 are CriticalKV's, B the behaviour paper's, O ours, Q its open questions; docs/claims.md",
             key=True,
         ),
-        Column("statement", "string", "what is claimed, with the threshold of the verdict"),
+        Column("statement", "string", "what is claimed, and in brackets what decides it: a quantity and its threshold"),
         Column("paper_value", "string", "what the source reports, in its setting; empty where it gives none", nullable=True),
-        Column("value", "float", "what was measured here: the mean over contexts; empty where nothing was", nullable=True),
+        Column(
+            "value",
+            "float",
+            "what was measured here: the mean over contexts, or over samples of tasks; empty where nothing was",
+            nullable=True,
+        ),
         Column("low", "float", "lower end of its interval at 95 %", nullable=True),
         Column("high", "float", "upper end", nullable=True),
         Column("verdict", "string", "one of " + ", ".join(VERDICTS)),
-        Column("setting", "string", "on what it was measured: model, contexts, budget, queries"),
+        Column(
+            "setting", "string", "on what it was measured: model, contexts, budget, queries; or would be, and why it was not"
+        ),
         Column("command", "string", "what measures it, or would"),
     ),
 )
