@@ -161,7 +161,8 @@ LAYERS = Table(
             "drift",
             "float",
             "‖hidden − hidden of the full cache‖ / ‖hidden of the full cache‖ after the layer, by a real forward pass with "
-            "every layer evicted; mean over the query set; empty for the window, which ran before anything was evicted, and for variants that are not the pair in other words",
+            "every layer evicted; mean over the query set; empty for the window, which ran before anything was evicted, and "
+            "for variants that are not the pair in other words",
             nullable=True,
         ),
     ),
@@ -185,7 +186,8 @@ _CHOICE_RULE = Column(
     "choice",
     "string",
     "what chose the entries: attention (A), norm (A‖ν‖), two-stage (the run's α and ε), two-stage, ε = 0, centred (A‖ν − o‖), ratio (the "
-    "exact minimiser of θ_o), least θ (the least that branch and bound found; see `lower`), least L found (an exchange search on the true L2 error)",
+    "exact minimiser of θ_o), least θ (the least that branch and bound found; see `lower`), least L found (by "
+    "exchanges, on the true L2 error)",
     key=True,
 )
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from analysis.ablations import ABLATIONS, PAPERS_BUDGET, Ablation
 from analysis.cli.options import VALIDATION as DEFAULTS
-from analysis.cli.options import Context, InDtype, Later, Model, OnDevice, Out, Passages, PassageSeed, Window
+from analysis.cli.options import AsJson, Context, InDtype, Later, Model, OnDevice, Out, Passages, PassageSeed, Window, say
 from analysis.cli.tables import table
 from analysis.cli.validate import default_folder, measure
 from analysis.errors import InputError
@@ -40,6 +40,7 @@ def ablate(
     device: OnDevice = DEFAULTS.device,
     dtype: InDtype = DEFAULTS.dtype,
     out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Vary one setting of the selection and measure the perturbation, the hidden states and the next tokens under each value.
 
@@ -71,6 +72,11 @@ def ablate(
         others=False,
     )
     finished = measure(settings, out or default_folder(f"ablate-{name}"))
+    if as_json:
+        from analysis.summary import variant_change
+
+        say({"folder": finished.folder, "question": asked.question, "rows": variant_change(finished.heads, asked)})
+        return
     console = Console()
     console.print(asked.question, style="bold", markup=False)
     for queries, label in (("first", "first decoded token"), ("later", "later tokens")):

@@ -49,6 +49,7 @@ def evaluate(
     out: Annotated[Path, typer.Option(help="The run's folder; the same command goes on where it was stopped.")] = Path(
         "runs/evaluation"
     ),
+    as_json: options.AsJson = False,
 ) -> None:
     """Ask a model questions about long contexts, on the full cache and on what each policy leaves of it.
 
@@ -73,7 +74,7 @@ def evaluate(
         device=device,
         dtype=dtype,
     )
-    run(grid, out)
+    run(grid, out, as_json=as_json)
 
 
 def asked(
@@ -93,7 +94,7 @@ def asked(
     }
 
 
-def run(grid: Grid, out: Path, engine: "Engine | None" = None) -> None:
+def run(grid: Grid, out: Path, engine: "Engine | None" = None, *, as_json: bool = False) -> None:
     """Evaluate a grid under a progress bar, and print its tables; exit code 1 where cells could not be computed, 130 where it was stopped."""
     from transformers.utils import logging
 
@@ -115,7 +116,10 @@ def run(grid: Grid, out: Path, engine: "Engine | None" = None) -> None:
             progress.stop()
             console.print(f"stopped; what is done is kept in {out}, and the same command goes on", style="dim", markup=False)
             raise typer.Exit(130) from None
-    show(found)
+    if as_json:
+        options.say({"folder": found.folder, "scores": found.scores, "failures": dict(found.failures)})
+    else:
+        show(found)
     if found.failures:
         console.print(f"[bold red]{len(found.failures)} cells could not be computed:[/]")
         for reason in dict.fromkeys(found.failures.values()):

@@ -1,7 +1,9 @@
 """Options that several commands have, said once."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,3 +62,21 @@ PassageSeed = Annotated[int, typer.Option("--seed", help="Chooses the passages."
 OnDevice = Annotated[str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, …")]
 InDtype = Annotated[str, typer.Option("--dtype", help=f"Of the model's weights: one of {', '.join(DTYPES)}.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for tables, figures and report; new, empty, or of a stopped run.")]
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+
+
+def say(found: Mapping[str, Any]) -> None:
+    """Print one JSON object: tables as lists of records, a NaN as null, paths as text."""
+    typer.echo(json.dumps({name: _plain(value) for name, value in found.items()}, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold."""
+    return (
+        json.loads(value.to_json(orient="records"))
+        if hasattr(value, "to_json")
+        else str(value)
+        if isinstance(value, Path)
+        else value
+    )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.options import AsJson, say
 from analysis.cli.tables import table
 from analysis.errors import InputError
 
@@ -43,7 +44,9 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="One JSON arra
     )
 
 
-def explain(name: Annotated[str, typer.Argument(help="A policy's name, such as adakv+two-stage.")]) -> None:
+def explain(
+    name: Annotated[str, typer.Argument(help="A policy's name, such as adakv+two-stage.")], as_json: AsJson = False
+) -> None:
     """Say what a policy does: formula, paper, parameters with their defaults, and what it needs to see.
 
     Example: [bold]criticalkv explain adakv+two-stage[/]
@@ -56,6 +59,9 @@ def explain(name: Annotated[str, typer.Argument(help="A policy's name, such as a
         found = describe(name)
     except ValueError as error:
         raise InputError(str(error)) from error
+    if as_json:
+        say(dataclasses.asdict(found))
+        return
     out = Console(highlight=False)
     out.print(f"[bold]{escape(found.name)}[/], looking at {found.queries}")
     for verb, cls, text, source, parameters in found.verbs:

@@ -60,6 +60,7 @@ def sweep(
         str | None, typer.Option(help="A running cluster: auto, or ray://host:10001; else Ray is started on this machine.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The run's folder; what it holds is not computed again.")] = Path("runs/sweep"),
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute every cell of a grid: models × tasks × lengths × seeds × policies × budgets. Stop it at any moment; the same command goes on.
 
@@ -95,12 +96,12 @@ def sweep(
     }
     grid = made(**given) if config is None else from_toml(config, **given)
     if engine == "local":
-        run(grid, out)
+        run(grid, out, as_json=as_json)
         return
     from analysis.experiments.engines import Ray
 
     size = None if memory is None else int(memory * 2**30)
-    run(grid, out, Ray(ray_address, workers=workers, cpus=cpus, gpus=gpus, memory=size))
+    run(grid, out, Ray(ray_address, workers=workers, cpus=cpus, gpus=gpus, memory=size), as_json=as_json)
 
 
 def status(

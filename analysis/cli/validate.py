@@ -10,7 +10,20 @@ import typer
 from rich.console import Console
 
 from analysis.cli.options import VALIDATION as DEFAULTS
-from analysis.cli.options import Context, ContextLength, InDtype, Later, Model, OnDevice, Out, Passages, PassageSeed, Window
+from analysis.cli.options import (
+    AsJson,
+    Context,
+    ContextLength,
+    InDtype,
+    Later,
+    Model,
+    OnDevice,
+    Out,
+    Passages,
+    PassageSeed,
+    Window,
+    say,
+)
 from analysis.cli.progress import progress_bar
 from analysis.cli.tables import table
 from analysis.errors import InputError
@@ -52,6 +65,7 @@ def validate(
     device: OnDevice = DEFAULTS.device,
     dtype: InDtype = DEFAULTS.dtype,
     out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Which of the theory's claims hold on a model? Measures every head and layer under eviction, and fills the ledger of claims.
 
@@ -79,7 +93,11 @@ def validate(
         device=device,
         dtype=dtype,
     )
-    _print(measure(settings, out or default_folder("validate")))
+    finished = measure(settings, out or default_folder("validate"))
+    if as_json:
+        say({"folder": finished.folder, "report": finished.report, "claims": finished.claims})
+    else:
+        _print(finished)
 
 
 def default_folder(command: str) -> Path:
