@@ -65,7 +65,7 @@ from analysis.ablations import ABLATIONS
 
 tables = worlds.world(True)
 ledger = analysis.claims.ledger(tables, worlds.ABOUT)
-assert (ledger["verdict"] == "holds").all()
+assert set(ledger.loc[ledger["verdict"] != "holds", "id"]) == {"Q2.truth"}  # which can only be refuted
 samples = known_rows.samples(lambda policy, budget, sample: float(policy == "full" or sample % 2), perturbation=lambda *of: 1 + of[2] / 10)
 samples["depth"] = samples["sample"] % 3 / 2
 heads, layers = tables["heads"], tables["layers"]
