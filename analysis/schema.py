@@ -182,6 +182,9 @@ RUNS = Table(
     ),
 )
 
+LEAST_L = "least L found"
+"""The choice of `single` that a search for the least error found."""
+
 _CHOICE_RULE = Column(
     "choice",
     "string",

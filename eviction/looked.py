@@ -25,6 +25,14 @@ from hooks.capture import capture
 from hooks.forward import forward
 from hooks.records import LayerRecord
 
+Decisions = tuple[Decision | None, ...]
+"""For each decoder layer; None for one without attention."""
+
+
+def kept_of(decisions: Decisions) -> tuple[Bool[Tensor, "batch _ tokens"] | None, ...]:
+    """The keep-mask of each decoder layer, as `hooks.hiding` takes them."""
+    return tuple(None if one is None else one.keep for one in decisions)
+
 
 @dataclass
 class Looked:
@@ -60,10 +68,10 @@ class Looked:
             ValueError: the policy looks at more queries than were captured.
             UnsupportedAttention: it asks for that, and layers have linear states.
         """
-        return tuple(None if one is None else one.keep for one in self.decisions(policy, budget))
+        return kept_of(self.decisions(policy, budget))
 
     @torch.no_grad()
-    def decisions(self, policy: Policy, budget: int | float) -> tuple[Decision | None, ...]:
+    def decisions(self, policy: Policy, budget: int | float) -> Decisions:
         """The same with what the first of two stages was certain of: for each decoder layer the decision over all tokens seen.
 
         Raises:

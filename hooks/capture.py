@@ -18,6 +18,7 @@ from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
 from hooks.forward import given
 from hooks.gates import elementwise_gate
+from hooks.hidden import handed_on
 from hooks.layers import Layer, decoder_layers, is_attention
 from hooks.masks import visible
 from hooks.projection import OutputProjection, find_output_projection
@@ -235,7 +236,7 @@ class _Recorder:
         frame = self.frame
         if frame is None or frame.layer.module is not layer:
             return
-        after = self._hidden(output[0] if isinstance(output, tuple) else output)
+        after = self._hidden(output)
         self.forget()
         for draft in frame.drafts:
             fields = draft.fields
@@ -256,10 +257,9 @@ class _Recorder:
             else:
                 self.visitor(record)
 
-    def _hidden(self, hidden: Tensor) -> Tensor:
-        """The window of hidden states [batch, queries, *streams, model_dim]; some families put their streams first."""
-        if hidden.dim() == 4 and self.tokens is not None and hidden.shape[1:3] == self.tokens:
-            hidden = hidden.movedim(0, 2)
+    def _hidden(self, handed: Any) -> Tensor:
+        """The window of what a layer gets or returns."""
+        hidden = handed_on(handed, self.tokens)
         batch, queries = hidden.shape[:2]
         # what one layer returns is, as a rule, what the next one gets
         return self.hidden(last_queries(self.padding, batch, queries, self.wanted).part(hidden, 1))

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 
 
 def cache_keyword(model: nn.Module) -> str:
@@ -68,10 +68,3 @@ def greedy(model: nn.Module, first: Int[Tensor, "batch 1"], cache: Cache, count:
     for _ in range(count - 1):
         tokens.append(forward(model, tokens[-1], cache, last_logits=1).argmax(-1))
     return torch.cat(tokens, dim=1)
-
-
-def crop(cache: DynamicCache, length: int) -> None:
-    """Take back what was written to `cache` beyond its first `length` tokens."""
-    extra = cache.get_seq_length() - length
-    if extra > 0:
-        cache.crop(-extra)

@@ -3,6 +3,7 @@
 from analysis.ablations import ABLATIONS, BASE, CANDIDATE, NARROW
 from analysis.claims import measures as m
 from analysis.claims.rules import BUDGETS, MIDDLE, Claim, Rule
+from analysis.schema import LEAST_L
 from analysis.statistics import recall
 from analysis.wording import percent
 
@@ -150,14 +151,14 @@ CLAIMS = (
         "B1", "Ranked by the KL of removals, what is kept at up to 10 % cache changes the next tokens less than SnapKV's choice",
         BEHAVIOUR, "5 to 10 % cache", None,
         f"fisher, one ranking over the model; mean over the budgets up to 10 % of {BUDGETS}",
-        "change of the KL", Rule("below", 0), m.kl_change("fisher", BASE, most=m.SMALL),
+        "change of the KL", Rule("below", 0), m.kl_change("fisher", BASE, most=m.SMALL), needs=("fisher",),
     ),
     Claim(
         "B2", "That gain is larger at up to 10 % cache than at 40 %",
         BEHAVIOUR, "5 to 10 % cache", None,
         f"fisher against SnapKV; means over the budgets up to 10 %, and of 40 % and more, of {BUDGETS}",
         "difference of the KL's changes", Rule("below", 0),
-        m.difference(m.kl_change("fisher", BASE, most=m.SMALL), m.kl_change("fisher", BASE, least=m.LARGE)),
+        m.difference(m.kl_change("fisher", BASE, most=m.SMALL), m.kl_change("fisher", BASE, least=m.LARGE)), needs=("fisher",),
     ),
     Claim(
         "B3", "Carried to the logits with all later layers taken as the identity, a removal's KL ranks entries better than attention",
@@ -168,12 +169,12 @@ CLAIMS = (
     Claim(
         "B4", "Slower while compressing than attention heuristics",
         BEHAVIOUR, "", None, f"{MIDDLE}, fisher against SnapKV",
-        "change of the time", Rule("above", 0), m.seconds("fisher", BASE, what="first_token_s"), TIMED,
+        "change of the time", Rule("above", 0), m.seconds("fisher", BASE, what="first_token_s"), TIMED, needs=("fisher",),
     ),
     Claim(
         "B5", "Faster from end to end than the full cache",
         BEHAVIOUR, "", None, f"{MIDDLE}, fisher, the prompt and 33 tokens",
-        "change of the time", Rule("below", 0), m.seconds("fisher", "full", what="both"), TIMED,
+        "change of the time", Rule("below", 0), m.seconds("fisher", "full", what="both"), TIMED, needs=("fisher",),
     ),
     Claim(
         "O1", "L ≤ θ_ô ≤ θ for every query and choice",
@@ -225,7 +226,7 @@ CLAIMS = (
         "O6", "Over all budgets, Fisher's choice changes the next tokens less than two-stage selection's",
         f"{OURS} K4", "5 contexts of 2,048 tokens", "−48 % at 5 %, −49 % at 40 %", f"mean over {BUDGETS}",
         "change of the KL", Rule("below", 0),
-        m.kl_change("fisher", CANDIDATE),
+        m.kl_change("fisher", CANDIDATE), needs=("fisher",),
     ),
     Claim(
         "Q1", "θ is tight: within twice the truth", OPEN, "", None, ALONE, "median θ / L", Rule("below", 2),
@@ -241,7 +242,7 @@ CLAIMS = (
         f"{ALONE}; L2, against the least that an exchange search found, so the gap is at least this; three layers",
         "L over the least found, less 1",
         Rule("below", 0.1, only="does not hold here"),
-        m.optimum_gap("attention", column="perturbation", optimum="least L found", norm="L2"),
+        m.optimum_gap("attention", column="perturbation", optimum=LEAST_L, norm="L2"), needs=(LEAST_L,),
     ),
     Claim(
         "Q3", "What the window chose serves later queries as well as its own, within 10 %", OPEN, "", None,

@@ -58,7 +58,7 @@ def ledger(tables: Tables, about: Mapping[str, Any]) -> pd.DataFrame:
         found = measured(claim, looked)
         decided = verdict(claim.rule, found)
         there = decided != "not measured"
-        reasons = [about["refused"][name] for name in sorted(looked.lacking) if name in about["refused"]]
+        reasons = [about["refused"][name] for name in (*sorted(looked.lacking), *claim.needs) if name in about["refused"]]
         rows.append(
             {
                 "id": claim.id,

@@ -55,6 +55,7 @@ class Claim:
         measure: from rows to values.
         command: what measures it where a run has not; `{run}` stands for the run's own model and texts, `{model}` for the model alone.
         over: what its values are drawn over: contexts, or the samples of a group of tasks.
+        needs: policies and choices without which it cannot be measured; where a run could not make one, the ledger says why.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Claim:
     measure: Measure
     command: str = "criticalkv validate{run}"
     over: Literal["contexts", "ruler", "longbench"] = "contexts"
+    needs: tuple[str, ...] = ()
 
     @property
     def decided_by(self) -> str:

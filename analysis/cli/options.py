@@ -73,10 +73,6 @@ def say(found: Mapping[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     """What JSON can hold."""
-    return (
-        json.loads(value.to_json(orient="records"))
-        if hasattr(value, "to_json")
-        else str(value)
-        if isinstance(value, Path)
-        else value
-    )
+    if hasattr(value, "to_json"):
+        return json.loads(value.to_json(orient="records"))
+    return str(value) if isinstance(value, Path) else value

@@ -1,6 +1,5 @@
 """`criticalkv sweep`, `status`, `compare` and `merge`: studies that take days, on one machine or many."""
 
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -107,7 +106,7 @@ def sweep(
 def status(
     folder: Annotated[Path, typer.Argument(help="The folder of an evaluation or a sweep.")],
     watch: Annotated[bool, typer.Option("--watch", help="Go on telling, once a second, until the run ends.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say how far a run is, from outside: cells done and failed, what is under way, time left.
 
@@ -117,7 +116,7 @@ def status(
 
     found = look(folder)
     if as_json:
-        typer.echo(json.dumps(asdict(found), ensure_ascii=False))
+        options.say(asdict(found))
         return
     console = Console()
     if not watch:

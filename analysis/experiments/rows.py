@@ -97,8 +97,8 @@ def drift_rows(
     policy, budget = choice
     rows = []
     for before in full:
-        hidden = before.hidden_after[0].double()
-        change = evicted[before.layer][0].double() - hidden
+        hidden, changed = (states[0].double().flatten(1) for states in (before.hidden_after, evicted[before.layer]))
+        change = changed - hidden
         for norm, p in NORMS.items():
             relative = change.norm(p=p, dim=-1) / hidden.norm(p=p, dim=-1)
             for queries in sets:

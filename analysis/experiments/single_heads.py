@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis.schema import LEAST_L
 from bounds import audit, branch_and_bound, dinkelbach, local_search, projected_distances, projected_norms
 from eviction.looking import last_query
 from hooks.masks import seen
@@ -25,6 +26,7 @@ EXCHANGES = 100
 """Of the search for the least L2 error, which starts from the best of the rules."""
 SEARCHABLE = 4_096
 """Entries up to which that search is made: it needs memory for each pair of them."""
+UNSEARCHED = f"the search for the least error is left out over more than {SEARCHABLE:,} entries, and where attention is gated"
 
 
 def single_head_rows(
@@ -69,7 +71,7 @@ def _layer(record: LayerRecord, budgets: Sequence[float], epsilon: float, alpha:
             keeps["least θ"], lower["least θ"] = least.keep, least.lower
             if gate is None and record.n_keys <= SEARCHABLE:
                 best = _best(weights, values, blocks, keeps, sink_mass)
-                keeps["least L found"] = local_search(weights, values, blocks, best, sink_mass, exchanges=EXCHANGES).keep
+                keeps[LEAST_L] = local_search(weights, values, blocks, best, sink_mass, exchanges=EXCHANGES).keep
         for norm, p in NORMS.items():
             found = audit(
                 weights[None],

@@ -13,16 +13,16 @@ from analysis.ablations import BASE, CANDIDATE
 from analysis.experiments.behaviour import by_entry
 from analysis.experiments.choices import Choices, choices, others
 from analysis.experiments.contexts import Context
-from analysis.experiments.kept import Keep, allocation_rows, every_choice, kept_rows
+from analysis.experiments.kept import allocation_rows, every_choice, kept_rows
 from analysis.experiments.rows import NORMS, Choice, QuerySet, decoded_sets, drift_rows, layer_rows, window_sets
 from analysis.experiments.selfcheck import SelfCheck, check
-from analysis.experiments.single_heads import single_head_rows
+from analysis.experiments.single_heads import UNSEARCHED, single_head_rows
 from analysis.experiments.timings import timing_rows
-from analysis.schema import ALLOCATION, ENTRIES, FULL, HEADS, KEPT, LAYERS, RUNS, SINGLE, TABLES, TIMINGS
+from analysis.schema import ALLOCATION, ENTRIES, FULL, HEADS, KEPT, LAYERS, LEAST_L, RUNS, SINGLE, TABLES, TIMINGS
 from analysis.settings import ValidationSettings
 from bounds.norms import projected_norms
 from eviction.cache import EvictedCache, cache_bytes, reading
-from eviction.looked import Looked, look
+from eviction.looked import Decisions, Looked, kept_of, look
 from eviction.looking import last_query
 from eviction.observation import Observation
 from eviction.select import Decision
@@ -43,13 +43,11 @@ CHUNK = 8
 """Choices that are held against the truth at once."""
 
 Progress = Callable[[str], None]
-Decisions = tuple[Decision | None, ...]
-"""For each decoder layer; None for one without attention."""
 
 
 @dataclass(frozen=True)
 class ContextResult:
-    """The rows of one context by table, what the self-check found on it, and why a table is empty that was asked for."""
+    """The rows of one context by table, what the self-check found on it, and why a table is empty or a policy could not choose."""
 
     tables: dict[str, pd.DataFrame]
     selfcheck: SelfCheck
@@ -128,13 +126,10 @@ def validate_context(
         runs.append(_run(context, name, budget, length, held, kept, kl, float(agreement(full, other).double().mean())))
 
     drifts: list[pd.DataFrame] = []
+    sets = decoded_sets(decoded[0])
     for choice in chosen.asked:
         progress(f"{choice[0]} at {choice[1]:.3g}")
-        ran(
-            *choice,
-            looked.evicted(kept_of(decisions[choice])),
-            decoded_sets(decoded[0]) if choice[0] in (BASE, CANDIDATE) else (),
-        )
+        ran(*choice, looked.evicted(kept_of(decisions[choice])), sets if choice[0] in (BASE, CANDIDATE) else ())
     keys = ["layer", "policy", "budget", "queries", "norm"]
     layers = layers.merge(pd.concat(drifts, ignore_index=True), on=keys, how="left", validate="one_to_one")
     found = {HEADS.name: chosen.in_all_words(heads), LAYERS.name: chosen.in_all_words(layers)}
@@ -145,12 +140,14 @@ def validate_context(
         found[SINGLE.name] = single_head_rows(
             prefilled, (settings.middle_budget,), settings.epsilon, settings.alpha, spaced(attending, SEARCHED)
         )
+        unsearched = {} if LEAST_L in set(found[SINGLE.name]["choice"]) else {LEAST_L: UNSEARCHED}
         progress("other policies")
         shown = settings.middle_budget
         # what the pair keeps is known; the others are decided and run here
         masks = {name: kept_of(decisions[name, shown]) for name in (BASE, CANDIDATE)}
         more, refused = every_choice(looked, beside, settings.budgets, shown, ran)
         masks |= more
+        refused |= unsearched
         pieces = [loaded.tokenizer.decode([one]) for one in prompt[0].tolist()]
         found[ALLOCATION.name] = pd.concat(
             [allocation_rows(name, shown, keep) for name, keep in masks.items()], ignore_index=True
@@ -172,11 +169,6 @@ def validate_context(
     tables[RUNS.name] = chosen.in_all_words(pd.DataFrame(runs))
     whole = {table.name: table.checked(tables.get(table.name, pd.DataFrame())) for table in TABLES}
     return ContextResult(whole, selfcheck, refused)
-
-
-def kept_of(decisions: Decisions) -> Keep:
-    """The keep-mask of each decoder layer."""
-    return tuple(None if one is None else one.keep for one in decisions)
 
 
 def spaced(layers: Sequence[int], count: int) -> list[int]:

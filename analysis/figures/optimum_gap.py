@@ -5,9 +5,10 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from analysis.figures.style import axes, plain_log, unperturbed
+from analysis.schema import LEAST_L
 from analysis.wording import percent
 
-OPTIMA = {"theta": ("least θ", "L1", "θ / least θ"), "perturbation": ("least L found", "L2", "L₂ / least L₂ found")}
+OPTIMA = {"theta": ("least θ", "L1", "θ / least θ"), "perturbation": (LEAST_L, "L2", "L₂ / least L₂ found")}
 
 
 def optimum_gap(single: pd.DataFrame, *, column: str = "perturbation", ax: Axes | None = None) -> Axes:

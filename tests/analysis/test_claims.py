@@ -85,7 +85,14 @@ def test_what_was_not_measured_says_why_and_how_with_the_runs_own_settings():
     assert row["setting"].endswith("; the model is too large")
     assert row["command"].startswith("criticalkv validate --model some/model --context 'a text.txt' ")
     assert row["command"].endswith("--window 16 --later 8 --budgets 0.1,0.3 --leave-one-out 128")
-    none = ledger(EMPTY, about).set_index("id")["command"]
+    about["refused"] = {"fisher": "states cannot be run again", "least L found": "gated"}
+    none = ledger(EMPTY, about).set_index("id")
+    why = none["setting"].str.extract("(; states cannot be run again|; gated)$")[0].dropna()
+    assert why.to_dict() == {
+        **dict.fromkeys(["B1", "B2", "B4", "B5", "O6"], "; states cannot be run again"),
+        "Q2.truth": "; gated",
+    }
+    none = none["command"]
     assert (
         none["C5"]
         == "criticalkv ablate alpha --model some/model --context 'a text.txt' --context-length 100 --window 16 --later 8"

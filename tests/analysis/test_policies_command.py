@@ -31,6 +31,12 @@ def test_explain_tells_formula_paper_parameters_and_needs(name):
         assert word in shown.output
 
 
+def test_explain_is_one_json_object_where_that_is_asked_for():
+    said = json.loads(run("explain", "adakv+two-stage", "--json").output)
+    assert said["name"] == "adakv+two-stage"
+    assert [verb[0] for verb in said["verbs"]] == ["accumulate", "allocate", "select"]
+
+
 def test_explain_shows_what_a_name_changes_and_what_is_needed():
     assert "space = 'value'" in run("explain", "caote").output
     assert "scores = needed" in run("explain", "headkv").output

@@ -173,15 +173,25 @@ def test_a_budget_of_everything_perturbs_nothing(tmp_path):
     assert done.report.exists()
 
 
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_other_families_run_too(family, tmp_path):
+    done = validate(SETTINGS, tmp_path / "run", loaded=loaded(family))
+    assert (done.heads["violations"] == 0).all()
+
+
 LETTERS = Context("letters", Letters()("the quick brown fox jumps over it; " * 4).input_ids[:, :120])
-LACKING = {"linear": "the last tokens cannot be run again", "sliding": "does not cache the whole prompt"}
+LACKING = {
+    "linear": "the last tokens cannot be run again",
+    "sliding": "does not cache the whole prompt",
+    "gate": "where attention is gated",
+}
 
 
 @pytest.mark.parametrize(
     ("family", "settings", "refused"),
     [
         ("gpt2", {}, {}),
-        ("laguna", {}, {}),  # its output gate
+        ("laguna", {}, {"least L found": "gate"}),  # its output gate
         ("deepseek_v3", {}, {}),  # one latent for all heads
         ("mistral", {"sliding_window": 8}, {"entries": "sliding"}),
         ("gemma3_text", {"sliding_window": 8}, {"entries": "sliding"}),  # sliding and full layers: as many entries as each has
@@ -209,6 +219,7 @@ def test_other_kinds_of_attention_are_measured_whole(family, settings, refused):
     )
     assert set(rows["runs"]["policy"]) >= {"snapkv", "adakv", "random"} | {"fisher"} - set(refused)
     best = rows["single"].pivot(index=["layer", "head", "norm"], columns="choice", values="perturbation")
+    assert ("least L found" in best) == ("least L found" not in refused)
     if "least L found" in best:
         found = best.xs("L2", level="norm").dropna()
         assert len(found)
@@ -547,6 +558,20 @@ def test_a_report_is_made_again_from_the_rows_and_is_the_same(finished, tmp_path
     assert stopped.value.code == 0
     assert capsys.readouterr().out.startswith("Of 43 claims")
     assert {path.relative_to(run): path.read_bytes() for path in run.rglob("*.*")} == before
+
+
+def test_a_report_made_again_is_one_json_object_where_that_is_asked_for(finished, tmp_path, monkeypatch, capsys):
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    monkeypatch.setattr("sys.argv", ["criticalkv", "report", str(run), "--json"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["report"] == str(run / "report.html")
+    assert [row["id"] for row in said["claims"]] == finished.claims["id"].tolist()
+    assert said["claims"][0]["value"] == pytest.approx(finished.claims["value"][0])
+    # what was not measured is null, not NaN
+    assert [row["value"] is None for row in said["claims"]] == finished.claims["value"].isna().tolist()
 
 
 @pytest.mark.parametrize("damage", ["no run", "no table", "a truncated table", "another run.json", "no JSON"])
