@@ -1,6 +1,6 @@
 """What users may import stays as it is: names, parameters and defaults of every package, against the list in `public_names.txt`.
 
-A change that is meant is written into that list (`python tests/test_public_names.py`) and told in the changelog.
+A change that is meant is written into that list (`python -m tests.test_public_names`) and told in the changelog.
 """
 
 import importlib
