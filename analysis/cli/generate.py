@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from analysis.cli.options import AsJson, say
 from analysis.errors import InputError
 from analysis.grid import literal
 from analysis.settings import DTYPES, REFERENCE, ValidationSettings
@@ -37,6 +38,7 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the model's chat template.")] = False,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = "cpu",
     dtype: Annotated[str, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")] = "float32",
+    as_json: AsJson = False,
 ) -> None:
     """Let a model answer on a cache that a policy evicts from: after the prompt, after each chunk of it, while decoding.
 
@@ -89,15 +91,24 @@ def generate(
                 attention_mask=torch.ones_like(tokens),
                 max_new_tokens=max_new_tokens,
                 prefill_chunk_size=chunk,
-                streamer=TextStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True),
+                streamer=None if as_json else TextStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True),
                 **sampling,
             )
     except KeyboardInterrupt:
         console.print("\nstopped", style="dim")
         raise typer.Exit(130) from None
-    console.print(
-        _said(chosen.name, tokens.shape[1], answer.shape[1] - tokens.shape[1], times, last), style="dim", markup=False
-    )
+    found = {
+        "policy": chosen.name,
+        "prompt_tokens": tokens.shape[1],
+        "answer_tokens": answer.shape[1] - tokens.shape[1],
+        "evictions": times,
+        **(_held(last[-1]) if last else {}),
+    }
+    if as_json:
+        text = loaded.tokenizer.decode(answer[0, tokens.shape[1] :], skip_special_tokens=True)
+        say({"model": loaded.label, "answer": text, **found})
+    else:
+        console.print(_told(found), style="dim", markup=False)
 
 
 def _text(prompt: str, context: list[Path]) -> str:
@@ -148,18 +159,23 @@ def _tokens(tokenizer: Any, text: str, raw: bool) -> Any:
     return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
 
 
-def _said(name: str, prompt: int, answer: int, times: int, last: "list[Eviction]") -> str:
+def _held(event: "Eviction") -> dict[str, float]:
+    """What the cache holds after its last eviction, and what it would hold without any."""
     from eviction import EvictedCache, cache_bytes
     from eviction.cache.evicted import full_bytes
 
-    if not last:
-        return f"{name}: {prompt} tokens of prompt and {answer} of answer; nothing was evicted"
-    cache = EvictedCache(last[-1].cache.layers)
+    cache = EvictedCache(event.cache.layers)
     cache.forget()  # the queries carried along are of no use any more
-    held, full, entries = cache_bytes(cache), full_bytes(cache), cache.entries
+    return {"entries_per_head": cache.entries, "bytes": cache_bytes(cache), "full_bytes": full_bytes(cache)}
+
+
+def _told(found: dict[str, Any]) -> str:
+    said = f"{found['policy']}: {found['prompt_tokens']} tokens of prompt and {found['answer_tokens']} of answer"
+    if not found["evictions"]:
+        return f"{said}; nothing was evicted"
     return (
-        f"{name}: {prompt} tokens of prompt and {answer} of answer; {entries:.0f} entries a head held at the end, {_size(held)} "
-        f"where the full cache has {_size(full)} ({held / full:.1%}); it chose {times} times"
+        f"{said}; {found['entries_per_head']:.0f} entries a head held at the end, {_size(found['bytes'])} where the full cache has "
+        f"{_size(found['full_bytes'])} ({found['bytes'] / found['full_bytes']:.1%}); it chose {found['evictions']} times"
     )
 
 

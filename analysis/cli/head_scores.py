@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.options import AsJson, say
 from analysis.cli.progress import progress_bar
 from analysis.cli.tables import table
 from analysis.errors import InputError
@@ -25,6 +26,7 @@ def head_scores(
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, …")] = "cpu",
     dtype: Annotated[str, typer.Option(help=f"Of the model's weights: one of {', '.join(DTYPES)}.")] = "float32",
     out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("head-scores.json"),
+    as_json: AsJson = False,
 ) -> None:
     """Score each query head by what it does while the model repeats a needle that was hidden in a long context.
 
@@ -57,6 +59,9 @@ def head_scores(
             report=lambda done, total: progress.update(task, completed=done, total=total),
         )
     found.save(out)
+    if as_json:
+        say({"model": loaded.label, "measure": measure, "scores": found.scores, "answered": found.answered, "written": out})
+        return
     ranked = sorted(
         ((score, layer, head) for layer, row in enumerate(found.scores) for head, score in enumerate(row)), reverse=True
     )

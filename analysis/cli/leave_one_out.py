@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis.cli.options import AsJson, say
 from analysis.cli.progress import progress_bar
 from analysis.cli.tables import table
 from analysis.errors import InputError
@@ -27,6 +28,7 @@ def leave_one_out(
     out: Annotated[Path, typer.Option(help="The table to write: one row for each entry, in Parquet.")] = Path(
         "leave-one-out.parquet"
     ),
+    as_json: AsJson = False,
 ) -> None:
     """Measure what removing each cache entry does to the next token, exactly, and hold the estimates against it.
 
@@ -78,6 +80,16 @@ def leave_one_out(
             raise InputError(str(error)) from error
     rows.to_parquet(out, index=False)
     found = judged(rows).groupby("estimate", sort=False)[["spearman", "recall20", "nats"]].mean()
+    if as_json:
+        about = {
+            "model": loaded.label,
+            "context": text.name,
+            "tokens": tokens.shape[1],
+            "layers": layers,
+            "removals": len(rows),
+        }
+        say({**about, "estimates": found.reset_index(), "written": out})
+        return
     rows_shown = [
         (estimate, f"{row['spearman']:.3f}", f"{row['recall20']:.3f}", "" if isnan(row["nats"]) else f"{row['nats']:.2f}")
         for estimate, row in found.iterrows()

@@ -206,6 +206,7 @@ def compare(
 def merge(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     out: Annotated[Path, typer.Option(help="A new folder for all of them.")],
+    as_json: options.AsJson = False,
 ) -> None:
     """Make one run of several: all rows side by side, and tables of all.
 
@@ -214,4 +215,7 @@ def merge(
     from analysis.experiments.merging import merge as join
 
     samples = join(runs, out)
+    if as_json:
+        options.say({"folder": out, "rows": len(samples), "samples": out / "samples.parquet"})
+        return
     Console().print(f"{len(samples)} rows: {out / 'samples.parquet'}", soft_wrap=True, markup=False)

@@ -1,5 +1,7 @@
 """Exact against estimated, and what follows a choice: rows, figures and the command."""
 
+import json
+
 import pandas as pd
 import pytest
 import torch
@@ -102,8 +104,11 @@ def test_the_command_writes_every_entry_and_goes_on(tmp_path):
     assert len(rows) == 2 * 3 * 23
     assert rows["exact"].gt(0).all()
     written = (tmp_path / "loo.parquet.safetensors").read_bytes()
-    ran = CliRunner().invoke(app, [*asked, "--signs", "64"])
+    ran = CliRunner().invoke(app, [*asked, "--signs", "64", "--json"])
     assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert (told["tokens"], told["layers"], told["removals"]) == (24, [0, 15], len(rows))
+    assert {row["estimate"] for row in told["estimates"]} > {"fisher", "attention"}
     assert (tmp_path / "loo.parquet.safetensors").read_bytes() == written  # nothing was measured again
     ran = CliRunner().invoke(app, [*asked, "--seed", "3"])
     assert isinstance(ran.exception, InputError)

@@ -1,5 +1,6 @@
 """`criticalkv generate` answers on what was kept, and says what that was."""
 
+import json
 import re
 
 import pytest
@@ -32,6 +33,11 @@ def test_the_command_answers_from_two_fifths_of_the_context(tmp_path):
     assert "snapkv+two-stage: 1" in ran.stderr
     share = float(re.search(r"\(([\d.]+)%\)", ran.stderr.replace("\n", " "))[1])
     assert 40 < share < 43
+    told = json.loads(CliRunner().invoke(app, ["generate", *asked, "--budget", "0.4", "--json"]).stdout)
+    assert told["answer"] == ran.stdout.strip()
+    assert (told["policy"], told["evictions"]) == ("snapkv+two-stage", 1)
+    assert f"({told['bytes'] / told['full_bytes']:.1%})" in ran.stderr.replace("\n", " ")
+    assert told["entries_per_head"] <= 0.4 * told["prompt_tokens"] + told["answer_tokens"]
     chunked = CliRunner().invoke(
         app, ["generate", *asked, "--budget", "200", "--chunk", "300", "--every", "4", "--set", "window=16"]
     )

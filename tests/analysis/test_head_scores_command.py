@@ -1,5 +1,7 @@
 """`criticalkv head-scores` finds the heads that find needles."""
 
+import json
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -22,7 +24,9 @@ def test_the_command_writes_scores_of_every_head_and_the_same_again(tmp_path):
     assert [len(row) for row in scores.scores] == [9] * 30
     assert scores.answered > 0.5
     first = path.read_text()
-    CliRunner().invoke(app, asked)
+    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert told["scores"] == [list(row) for row in scores.scores]
+    assert told["measure"] == "copy"
     assert path.read_text() == first
 
 

@@ -372,6 +372,9 @@ def test_merged_runs_are_the_run_of_all(folder, tmp_path):
     assert len(again.samples) == 20
     with Reading(tmp_path / "all") as run:
         assert set(run.tries().values()) == {1}
+    asked = ["merge", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "told")]
+    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert told["rows"] == len(pd.read_parquet(told["samples"])) == 20
     evaluate(grid(folder, lengths=(340,), samples=2, judge=1), tmp_path / "c")
     with pytest.raises(InputError, match="10 rows have the same setting as another, of other code or data"):
         merge([tmp_path / "a", tmp_path / "c"], tmp_path / "none")
