@@ -187,6 +187,14 @@ class Description:
     verbs: tuple[tuple[str, str, str, str, tuple[tuple[str, str], ...]], ...]
     queries: str
 
+    @property
+    def source(self) -> str:
+        """Where what sets the policy apart comes from: its selection, else its scores, else its allocation."""
+        accumulate, allocate, select = self.verbs
+        plain = (AttentionOnly.__name__, SnapKV.__name__, Uniform.__name__)
+        apart = [verb for verb, usual in zip((select, accumulate, allocate), plain, strict=True) if verb[1] != usual]
+        return (apart or [accumulate])[0][3]
+
 
 def describe(name: str) -> Description:
     """Formula, paper, parameters and what is needed, from the classes themselves.

@@ -30,15 +30,11 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="One JSON arra
         # a selection is listed once, on the base that most studies start from
         if selection and base != "snapkv":
             continue
-        sources = {verb: source for verb, _, _, source, _ in one.verbs}
-        kinds = {verb: cls for verb, cls, *_ in one.verbs}
-        newest = (
-            "select" if kinds["select"] != "AttentionOnly" else "allocate" if kinds["allocate"] != "Uniform" else "accumulate"
-        )
-        source = sources[newest]
-        rows.append((one.name, one.verbs[1][1], one.verbs[2][1], one.queries, source))
-    columns = ("policy", "budget", "selection", "looks at", "source")
-    out.print(table(columns, rows, left=5, fold=columns[1:]))
+        queries = {"all queries of the prompt": "all", "the last query": "1"}.get(one.queries) or one.queries.split()[2]
+        rows.append((one.name, one.verbs[1][1], one.verbs[2][1], queries, one.source))
+    columns = ("policy", "budget", "selection", "queries", "source")
+    out.print(table(columns, rows, left=5, fold=("source",)))
+    out.print("queries: how many of the last ones a policy looks at", style="dim")
     out.print(
         f"A selection goes with every base (adakv+two-stage, h2o+norm, …): {len(found)} names. criticalkv explain NAME tells more."
     )

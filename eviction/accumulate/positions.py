@@ -22,7 +22,7 @@ class KeyNorm:
 
     recent: int = 0
 
-    source: ClassVar[str] = "A simple and effective L2 norm-based strategy, arXiv 2406.11430"
+    source: ClassVar[str] = "Devoto et al., arXiv 2406.11430"
 
     def __post_init__(self) -> None:
         whole("recent", self.recent, 0)

@@ -155,3 +155,22 @@ def test_a_function_of_the_wrong_shape_or_with_nan_is_refused_with_what_is_neede
 def test_counts_that_are_no_whole_numbers_are_refused_when_the_policy_is_made(settings):
     with pytest.raises((ValueError, TypeError), match=next(iter(settings))):
         policy("snapkv", **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("snapkv", "SnapKV"),
+        ("adakv", "AdaKV"),
+        ("adakv+two-stage", "CriticalKV"),
+        ("h2o", "H2O"),
+        ("fisher", "ours"),
+        ("fisher-adakv", "ours"),
+        ("straight-through", "arXiv 2610.06479"),
+        ("caote", "CAOTE"),
+        ("global", "DefensiveKV"),
+        ("random", "baseline"),
+    ],
+)
+def test_a_policys_source_is_that_of_what_sets_it_apart(name, source):
+    assert describe(name).source.startswith(source)
