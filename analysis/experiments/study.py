@@ -60,12 +60,21 @@ def policies(grid: Grid) -> dict[str, Policy]:
     for text in grid.policies:
         name, settings = split_policy(text)
         try:
-            if isinstance(settings.get("scores"), str):  # a file of head scores
-                settings["scores"] = HeadScores.load(settings["scores"]).scores
-            found[text] = policy(name, **settings)
+            found[text] = composed(name, settings)
         except (ValueError, TypeError, OSError) as error:
             raise InputError(f"--policies {text}: {error}") from error
     return found
+
+
+def composed(name: str, settings: Mapping[str, Any]) -> Policy:
+    """A policy as users write it: `scores` may name a file of head scores.
+
+    Raises:
+        ValueError, TypeError, OSError: no policy has that name or such a parameter, or the file cannot be read.
+    """
+    if isinstance(settings.get("scores"), str):
+        settings = {**settings, "scores": HeadScores.load(settings["scores"]).scores}
+    return policy(name, **settings)
 
 
 def check(grid: Grid) -> None:

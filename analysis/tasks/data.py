@@ -25,10 +25,12 @@ def read(name: str) -> pd.DataFrame:
         InputError: it is not there, or cannot be read.
     """
     import datasets
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, get_logger, is_progress_bar_enabled
 
-    shown = is_progress_bar_enabled()
+    shown, logger = is_progress_bar_enabled(), get_logger()
+    level = logger.level
     disable_progress_bar()
+    logger.setLevel("CRITICAL")  # what goes wrong is told by the error, once
     try:
         if is_file(name):
             if not Path(name).is_file():
@@ -47,6 +49,7 @@ def read(name: str) -> pd.DataFrame:
         why = first_line(error) + (f" ({first_line(error.__cause__)})" if error.__cause__ else "")
         raise InputError(f"{name} cannot be read: {why}") from error
     finally:
+        logger.setLevel(level)
         if shown:
             enable_progress_bar()
     if isinstance(found, datasets.DatasetDict):

@@ -1,0 +1,41 @@
+"""A headless Chromium for the tests of pages: Debian's package, or whichever is on the path."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+DESKTOP, PHONE = (1280, 900), (390, 844)
+
+
+@contextmanager
+def opened(path: Path, size: tuple[int, int] = DESKTOP) -> Iterator[tuple[Any, list[str]]]:
+    """The page of a file, and what went wrong so far: errors on the console, requests that failed or left the machine."""
+    from playwright.sync_api import sync_playwright
+
+    wrong: list[str] = []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+            page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("requestfailed", lambda asked: wrong.append(f"failed: {asked.url[:200]}"))
+            page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(asked.url))
+            page.goto(path.as_uri())
+            yield page, wrong
+        finally:
+            browser.close()
+
+
+def inaccessible(page: Any) -> list[str]:
+    """What axe-core finds against WCAG 2.1 A and AA and its best practices, with the first element of each."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {one['help']}: {one['nodes'][0]['html'][:200]}" for one in found]
