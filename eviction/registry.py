@@ -157,6 +157,9 @@ def parts(name: str) -> Parts:
 def policy(name: str, **settings: Any) -> Policy:
     """The policy of that name; `settings` go to whichever of its three verbs has a parameter of that name (to each that has).
 
+    >>> policy("snapkv+two-stage", window=16, alpha=0.25).select
+    TwoStage(alpha=0.25, epsilon=0.0001, share_of='free', epsilon_of='absolute', norm=1, group='product of means')
+
     Raises:
         ValueError: no policy has that name, or none of its verbs such a parameter, or a value is out of range.
     """

@@ -80,6 +80,11 @@ def audit(
 ) -> Audit:
     """Hold L ≤ θ (arXiv 2502.03805, Theorem 3.3) and σ > ½ against the exact perturbation of every head and query.
 
+    >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
+    >>> found = audit(weights, values, torch.tensor([[[1.0]]]), torch.tensor([[[True, True, False]]]))
+    >>> found.perturbation, found.theta, int(found.violation.sum())
+    (tensor([[[0.1000]]]), tensor([[[0.3000]]]), 0)
+
     Args:
         weights: attention probabilities that the model used, summing to 1 − sink_mass over the keys.
         values: the values those probabilities weigh.
