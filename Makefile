@@ -60,7 +60,7 @@ imports: $(VENV)/ready
 	$(BIN)/lint-imports
 
 site: $(VENV)/ready  ## the documentation, in site/index.html, with the notebooks executed; then looked at in a browser
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/pytest tests/site
 
 lab: $(VENV)/ready  ## explore in JupyterLab

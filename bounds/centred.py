@@ -55,9 +55,10 @@ def theta_o_hat(
     Proof: it is the family at c = ô. For any other c, Σ_E A_i ‖ν_i − ô‖ ≤ Σ_E A_i (‖ν_i − c‖ + ‖c − ô‖), which is the
     family at c; so L ≤ θ_ô ≤ Σ_E A_i ‖ν_i‖ + (1 − σ) ‖ô‖ ≤ θ. Always: nothing is assumed of σ, p or the sink.
 
-    >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
-    >>> theta_o_hat(weights, values, torch.tensor([[[1.0]]]), torch.tensor([[[True, True, False]]]))
-    tensor([[[0.1000]]])
+    Examples:
+        >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
+        >>> theta_o_hat(weights, values, torch.tensor([[[1.0]]]), torch.tensor([[[True, True, False]]]))
+        tensor([[[0.1000]]])
     """
     weights, gone = _checked(weights, values, keep, sink_mass, common(values, output_projection, gate))
     left = _evicted_output(weights, gone, values, sink_mass)

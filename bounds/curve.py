@@ -33,10 +33,10 @@ def bound_curve(
     """`theta` and `retained_mass` of every budget at once.
 
     The budgets cut the ranking into pieces. One product with the pieces' indicator gives each piece's Σ A_i and Σ A_i ‖ν_i‖;
-    what is kept and what is evicted are their running sums from either end, so that neither is a difference of large numbers.
+    what is kept and what is evicted are their running sums from either end, so that neither is a difference of large numbers. Weights,
+    norms and sink mass are as `theta` takes them.
 
     Args:
-        weights, value_norms, sink_mass: as `theta` takes them.
         order: a permutation of the entries per KV head, most important first (`perturbation.ranking` makes one).
         budgets: entries kept per KV head, from 1 (0 where every query has a sink) to the number of keys.
 

@@ -58,9 +58,10 @@ def theta(
 
     In the units of the norms. C where σ is 0. Source: arXiv 2502.03805, Theorem 3.3.
 
-    >>> weights = torch.tensor([[[[0.6, 0.3, 0.1]]]])  # one head, one query
-    >>> theta(weights, torch.tensor([[[[1.0, 1.0, 1.0]]]]), torch.tensor([[[True, True, False]]]))
-    tensor([[[0.2000]]])
+    Examples:
+        >>> weights = torch.tensor([[[[0.6, 0.3, 0.1]]]])  # one head, one query
+        >>> theta(weights, torch.tensor([[[[1.0, 1.0, 1.0]]]]), torch.tensor([[[True, True, False]]]))
+        tensor([[[0.2000]]])
 
     Raises:
         ValueError: the weights are no probabilities, the norms no norms, or the mask does not fit or keeps nothing.

@@ -4,6 +4,8 @@ A hook of mkdocs (`mkdocs.yml` names it). `executed` is also what the tests run 
 """
 
 import hashlib
+import importlib
+import inspect
 import re
 from html import unescape
 from pathlib import Path
@@ -14,6 +16,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("hooks", "perturbation", "bounds", "eviction", "analysis")
+PARTS = ("schema", "claims", "figures", "tasks", "statistics", "report")
 RUNS = ROOT / "build" / "notebooks"
 """Notebooks that were executed, by what they depend on."""
 
@@ -56,6 +59,8 @@ def pages() -> dict[str, str | bytes]:
         "reference/commands.md": _commands(),
         "reference/policies.md": _policies(),
         "reference/tables.md": _tables(),
+        **{f"reference/{room}.md": _room(room) for room in PACKAGES[:-1]},
+        "reference/analysis.md": "# analysis\n\n" + "\n\n".join(_room(f"analysis.{part}", "##") for part in PARTS),
     }
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         made |= _notebook(path)
@@ -85,6 +90,7 @@ def _notebook(path: Path) -> dict[str, str | bytes]:
     # what a notebook draws is told by the words before it
     text = re.sub(r"!\[[^\]]*\]\(", f"![drawn by the cell above]({path.stem}_", text)
     text = re.sub(r"<style scoped>.*?</style>", "", text, flags=re.DOTALL)
+    text = text.replace(' border="1" class="dataframe"', "")  # the theme's own tables, which scroll where they are wide
     title, _, rest = text.lstrip().partition("\n")
     note = f"*Executed from `notebooks/{path.name}`; `make lab` opens it.*"
     pictures = {f"notebooks/{path.stem}_{name}": data for name, data in resources["outputs"].items()}
@@ -127,6 +133,19 @@ def _policies() -> str:
     for kind, (verb, text, parameters) in parts.items():
         lines += ["", f"## {kind}", "", f"*{verb}*", "", text]
         lines += ["", *(f"- `{name}` = `{default}`" for name, default in parameters)]
+    return "\n".join(lines)
+
+
+def _room(name: str, heading: str = "#") -> str:
+    """What a package exports, from the docstrings: each object where it is defined, since a function may be called like its module."""
+    package = importlib.import_module(name)
+    shown = getattr(package, "__all__", [one for one in vars(package) if not one.startswith("_")])
+    objects = {one: getattr(package, one) for one in sorted(shown, key=str.lower)}
+    lines = [f"{heading} {name}", "", inspect.getdoc(package) or ""]
+    for one, value in objects.items():
+        home = getattr(value, "__module__", "")
+        if callable(value) and home.partition(".")[0] in PACKAGES and home.startswith(name.partition(".")[0]):
+            lines += ["", f"::: {home}.{one}", f"    options: {{ heading_level: {len(heading) + 1} }}"]
     return "\n".join(lines)
 
 

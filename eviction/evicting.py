@@ -25,11 +25,12 @@ def evicting(
 ) -> Iterator[None]:
     """Inside the block, what runs `model` runs it on caches that `policy` evicts from: `model(…)`, `model.generate(…)`, a pipeline.
 
-    >>> from eviction import policy
-    >>> with evicting(model, policy("adakv", window=8), 20, Moments(every=4)):
-    ...     answer = model.generate(tokens, max_new_tokens=12, do_sample=False)
-    >>> answer.shape
-    torch.Size([1, 60])
+    Examples:
+        >>> from eviction import policy
+        >>> with evicting(model, policy("adakv", window=8), 20, Moments(every=4)):
+        ...     answer = model.generate(tokens, max_new_tokens=12, do_sample=False)
+        >>> answer.shape
+        torch.Size([1, 60])
 
     At each of the moments (`when`; by default after every pass of several tokens) the policy looks at the last queries that the cache has seen,
     those of earlier passes among them, and at the entries that are left; what it does not keep is freed, in the cache that the caller has.

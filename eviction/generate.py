@@ -61,10 +61,11 @@ def prefill(
     or layers keep different numbers of entries the cache is `ragged`, and goes on inside `with eviction.reading(model):`. Layers that read
     another's entries (shared KV) share its decision, on the mean of their scores (the sum, where those are nats).
 
-    >>> from eviction import policy
-    >>> found = prefill(model, tokens, policy("snapkv", window=8), 0.5)
-    >>> found.cache.entries, found.cache.nbytes < 0.6 * found.full_bytes  # entries a head, of 48
-    (24, True)
+    Examples:
+        >>> from eviction import policy
+        >>> found = prefill(model, tokens, policy("snapkv", window=8), 0.5)
+        >>> found.cache.entries, found.cache.nbytes < 0.6 * found.full_bytes  # entries a head, of 48
+        (24, True)
 
     Args:
         model: a causal language model of transformers: full, sliding-window, latent and linear attention, or a mixture.

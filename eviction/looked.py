@@ -97,10 +97,11 @@ class Looked:
     def evicted(self, keep: Sequence[Bool[Tensor, "batch _ tokens"] | None] | None = None) -> EvictedCache:
         """A cache of the entries that `keep` (as `decide` gives it) keeps; None keeps all. The full cache stays as it is.
 
-        >>> from eviction import policy
-        >>> seen = look(model, tokens)
-        >>> seen.evicted(seen.decide(policy("adakv", window=8), 0.5)).entries  # of 48, a head
-        24
+        Examples:
+            >>> from eviction import policy
+            >>> seen = look(model, tokens)
+            >>> seen.evicted(seen.decide(policy("adakv", window=8), 0.5)).entries  # of 48, a head
+            24
 
         Raises:
             ValueError: there is no mask for a layer with attention, or one does not fit.
@@ -184,11 +185,12 @@ def look(
 ) -> Looked:
     """Run the prompt once on the full cache, for policies that look at its last `window` queries or fewer (None: at all of them).
 
-    >>> from eviction import policy
-    >>> seen = look(model, tokens, window=8)
-    >>> masks = {name: seen.decide(policy(name, window=8), 0.5) for name in ("snapkv", "fisher")}
-    >>> masks["fisher"][0].shape  # of each layer: row, KV head, token
-    torch.Size([1, 2, 48])
+    Examples:
+        >>> from eviction import policy
+        >>> seen = look(model, tokens, window=8)
+        >>> masks = {name: seen.decide(policy(name, window=8), 0.5) for name in ("snapkv", "fisher")}
+        >>> masks["fisher"][0].shape  # of each layer: row, KV head, token
+        torch.Size([1, 2, 48])
 
     Args:
         model: as for `prefill`.

@@ -2,13 +2,14 @@
 
 A user's own policy is one function and a name:
 
->>> @register("longest-values")
-... def longest(seen):
-...     '''‖v_i‖₂ of each KV head.'''
-...     return seen.record.values.float().norm(dim=-1)
->>> policy("longest-values+two-stage").name
-'longest-values+two-stage'
->>> unregister("longest-values")
+Examples:
+    >>> @register("longest-values")
+    ... def longest(seen):
+    ...     '''‖v_i‖₂ of each KV head.'''
+    ...     return seen.record.values.float().norm(dim=-1)
+    >>> policy("longest-values+two-stage").name
+    'longest-values+two-stage'
+    >>> unregister("longest-values")
 """
 
 import difflib
@@ -157,8 +158,9 @@ def parts(name: str) -> Parts:
 def policy(name: str, **settings: Any) -> Policy:
     """The policy of that name; `settings` go to whichever of its three verbs has a parameter of that name (to each that has).
 
-    >>> policy("snapkv+two-stage", window=16, alpha=0.25).select
-    TwoStage(alpha=0.25, epsilon=0.0001, share_of='free', epsilon_of='absolute', norm=1, group='product of means')
+    Examples:
+        >>> policy("snapkv+two-stage", window=16, alpha=0.25).select
+        TwoStage(alpha=0.25, epsilon=0.0001, share_of='free', epsilon_of='absolute', norm=1, group='product of means')
 
     Raises:
         ValueError: no policy has that name, or none of its verbs such a parameter, or a value is out of range.

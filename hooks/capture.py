@@ -40,10 +40,11 @@ def capture(
 ) -> Iterator[Capture]:
     """Record every attention call of `model` inside the `with` block.
 
-    >>> with capture(model, window=32) as captured:
-    ...     logits = model(tokens, logits_to_keep=1).logits
-    >>> captured[0].queries.shape, captured[0].keys.shape  # of 4 query and 2 KV heads
-    (torch.Size([1, 4, 32, 8]), torch.Size([1, 2, 48, 8]))
+    Examples:
+        >>> with capture(model, window=32) as captured:
+        ...     logits = model(tokens, logits_to_keep=1).logits
+        >>> captured[0].queries.shape, captured[0].keys.shape  # of 4 query and 2 KV heads
+        (torch.Size([1, 4, 32, 8]), torch.Size([1, 2, 48, 8]))
 
     Args:
         model: a causal language model of transformers whose attention is dispatched through the registry.

@@ -27,11 +27,12 @@ def hiding(
     sees, which is eviction without freeing memory. The cache itself is untouched. Layers are counted by their place in the model's list;
     those without attention have None. Of a mapping, layers that are not in it see everything.
 
-    >>> odd = (torch.arange(48) % 2 == 1).expand(1, 2, 48)
-    >>> with hiding(model, {0: odd}):
-    ...     hidden = model(tokens).logits
-    >>> bool((hidden == model(tokens).logits).all())
-    False
+    Examples:
+        >>> odd = (torch.arange(48) % 2 == 1).expand(1, 2, 48)
+        >>> with hiding(model, {0: odd}):
+        ...     hidden = model(tokens).logits
+        >>> bool((hidden == model(tokens).logits).all())
+        False
 
     Raises:
         ValueError: a mask does not fit the batch, the KV heads or the tokens seen; or there is no mask for a layer.

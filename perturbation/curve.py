@@ -86,10 +86,10 @@ def budget_curve(
     """o − ô and σ when each KV head keeps the first b entries of `order`, for every b in `budgets`.
 
     With the entries in order, Σ_R A_i and Σ_R A_i v_i are prefix sums and Σ_E the matching suffix sums, so that all budgets
-    together cost one product A V; o − ô = Σ_E A v − (1 − σ) (Σ_R A v) / σ as in `output_difference`, term by term.
+    together cost one product A V; o − ô = Σ_E A v − (1 − σ) (Σ_R A v) / σ as in `output_difference`, term by term. Weights, values
+    and sink mass are what attention used; several rankings go along a leading dimension.
 
     Args:
-        weights, values, sink_mass: what attention used; several rankings go along a leading dimension.
         order: a permutation of the entries per KV head, most important first (`ranking` makes one).
         budgets: entries kept per KV head, from 1 (0 where there is a sink) to the number of keys; any order, repeats allowed.
 

@@ -50,8 +50,9 @@ def drift(
     add up. Attention in an evicted layer sees what `keep` keeps of the prompt and renormalises, as a compressed cache would; its
     queries come from hidden states that have drifted already. The prompt is prefilled once, whole.
 
-    >>> keep = [torch.arange(40).expand(1, 2, 40) % 2 == 0] * 3  # every other entry, in each of three layers
-    >>> one, all_three = drift(model, tokens[:, :40], tokens[:, 40:], keep, evicted=[{1}, range(3)])
+    Examples:
+        >>> keep = [torch.arange(40).expand(1, 2, 40) % 2 == 0] * 3  # every other entry, in each of three layers
+        >>> one, all_three = drift(model, tokens[:, :40], tokens[:, 40:], keep, evicted=[{1}, range(3)])
 
     Args:
         model: a causal language model under sdpa or eager attention whose layers all cache the whole prompt.

@@ -100,9 +100,10 @@ def perturbation(
     KV heads) or over all heads ("layer", units = 1): summed before the norm, so that heads may cancel. In units of the
     residual stream, before any norm or multiplier that follows W_O. A `gate` multiplies the attention output before W_O.
 
-    >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
-    >>> perturbation(weights, values, torch.tensor([[[1.0]]]), torch.tensor([[[True, True, False]]]))  # 1.1 becomes 1
-    tensor([[[0.1000]]])
+    Examples:
+        >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
+        >>> perturbation(weights, values, torch.tensor([[[1.0]]]), torch.tensor([[[True, True, False]]]))  # 1.1 becomes 1
+        tensor([[[0.1000]]])
 
     Raises:
         ValueError: the weights are no probabilities, shapes do not fit, the mask keeps nothing, or `norm` is below 1.

@@ -37,9 +37,10 @@ def single_eviction_error(
     The cost is that of projecting queries × keys vectors per head. For p = 2 they meet the triangular factor of W_Oᵀ instead of W_O
     where that is smaller: ‖x W‖₂ = ‖x Rᵀ‖₂ with Wᵀ = Q R, the cross blocks W_h W_h'ᵀ of a group within it.
 
-    >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
-    >>> single_eviction_error(weights, values, torch.tensor([[[1.0]]]))
-    tensor([[[[0.1500, 0.0429, 0.1000]]]])
+    Examples:
+        >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
+        >>> single_eviction_error(weights, values, torch.tensor([[[1.0]]]))
+        tensor([[[[0.1500, 0.0429, 0.1000]]]])
 
     Raises:
         ValueError: the weights are no probabilities, shapes do not fit, or `norm` is below 1.

@@ -11,11 +11,12 @@ import pytest
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 DESKTOP, PHONE = (1280, 900), (390, 844)
+LOCAL = ("file:", "data:", "blob:", "http://127.0.0.1:")
 
 
 @contextmanager
-def opened(path: Path, size: tuple[int, int] = DESKTOP) -> Iterator[tuple[Any, list[str]]]:
-    """The page of a file, and what went wrong so far: errors on the console, requests that failed or left the machine."""
+def visiting(size: tuple[int, int] = DESKTOP) -> Iterator[tuple[Any, list[str]]]:
+    """A window, and what went wrong in it so far: errors on the console, requests that failed or left the machine."""
     from playwright.sync_api import sync_playwright
 
     wrong: list[str] = []
@@ -26,11 +27,18 @@ def opened(path: Path, size: tuple[int, int] = DESKTOP) -> Iterator[tuple[Any, l
             page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.on("requestfailed", lambda asked: wrong.append(f"failed: {asked.url[:200]}"))
-            page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(asked.url))
-            page.goto(path.as_uri())
+            page.on("request", lambda asked: None if asked.url.startswith(LOCAL) else wrong.append(asked.url))
             yield page, wrong
         finally:
             browser.close()
+
+
+@contextmanager
+def opened(path: Path, size: tuple[int, int] = DESKTOP) -> Iterator[tuple[Any, list[str]]]:
+    """The page of a file in such a window."""
+    with visiting(size) as (page, wrong):
+        page.goto(path.as_uri())
+        yield page, wrong
 
 
 def inaccessible(page: Any) -> list[str]:

@@ -147,7 +147,10 @@ def links(page: Path) -> list[str]:
     return [link for link in found if link and not link.startswith(("http:", "https:", "#"))]
 
 
-MADE = ("reference/commands.md", "reference/policies.md", "reference/tables.md")
+MADE = tuple(
+    f"reference/{name}.md"
+    for name in ("commands", "policies", "tables", "hooks", "perturbation", "bounds", "eviction", "analysis")
+)
 """Pages that the site makes."""
 
 

@@ -142,13 +142,14 @@ _own: dict[str, Task] = {}
 def register(name: str, *, metric: str | Metric = "part", raw: bool = False) -> Callable[[Function], Function]:
     """Decorator: make a function of an `Asked` a task under `name`; it returns a table in the form of `COLUMNS`.
 
-    >>> @register("capitals", metric="exact")
-    ... def capitals(asked):
-    ...     return pd.DataFrame({"context": ["Paris is the capital of France."], "question": ["What is the capital of France?"],
-    ...         "answer_prefix": [""], "answer": ["Paris"], "task": "capitals", "max_new_tokens": 4})
-    >>> task("capitals").metric
-    'exact'
-    >>> unregister("capitals")
+    Examples:
+        >>> @register("capitals", metric="exact")
+        ... def capitals(asked):
+        ...     return pd.DataFrame({"context": ["Paris is the capital of France."], "question": ["What is the capital of France?"],
+        ...         "answer_prefix": [""], "answer": ["Paris"], "task": "capitals", "max_new_tokens": 4})
+        >>> task("capitals").metric
+        'exact'
+        >>> unregister("capitals")
 
     Raises:
         InputError: the name is taken, or no metric has that name.

@@ -80,10 +80,11 @@ def audit(
 ) -> Audit:
     """Hold L ≤ θ (arXiv 2502.03805, Theorem 3.3) and σ > ½ against the exact perturbation of every head and query.
 
-    >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
-    >>> found = audit(weights, values, torch.tensor([[[1.0]]]), torch.tensor([[[True, True, False]]]))
-    >>> found.perturbation, found.theta, int(found.violation.sum())
-    (tensor([[[0.1000]]]), tensor([[[0.3000]]]), 0)
+    Examples:
+        >>> weights, values = torch.tensor([[[[0.6, 0.3, 0.1]]]]), torch.tensor([[[[1.0], [1.0], [2.0]]]])
+        >>> found = audit(weights, values, torch.tensor([[[1.0]]]), torch.tensor([[[True, True, False]]]))
+        >>> found.perturbation, found.theta, int(found.violation.sum())
+        (tensor([[[0.1000]]]), tensor([[[0.3000]]]), 0)
 
     Args:
         weights: attention probabilities that the model used, summing to 1 − sink_mass over the keys.
@@ -132,10 +133,11 @@ def audit_curve(
 ) -> Audit:
     """`audit` of a ranking at every budget, for about the price of one: each field gets a leading dimension of budgets.
 
+    What is not named below is as in `audit`.
+
     Args:
         order: entries per KV head, most important first (`perturbation.ranking`); several rankings along a leading dimension.
         budgets: entries kept per KV head.
-        The rest is as in `audit`.
 
     Raises:
         ValueError: as `audit`, or a budget is out of range, or `order` is no permutation.
