@@ -107,6 +107,8 @@ def _commands() -> str:
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="criticalkv")
     text = get_docs_for_click(obj=command, ctx=context, name="criticalkv", title="The command line")
+    for name, one in command.commands.items():  # click cuts its summaries short
+        text = re.sub(rf"^\* `{name}`: .*$", f"* `{name}`: {(one.help or '').partition(chr(10))[0]}", text, flags=re.MULTILINE)
     return re.sub(r"\[bold\](.*?)\[/\]", r"`\1`", text)
 
 
