@@ -52,8 +52,8 @@ class ValidationSettings:
         for name in ("passages", "context_length", "window", "kernel", "later"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if self.seed < 0:
-            raise InputError(f"--seed must be at least 0, not {self.seed}")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"--seed must be a whole number from 0 to 2³² − 1, not {self.seed}")
         for name in self.ablations:
             if name not in ABLATIONS:
                 raise InputError(f"no ablation is called {name!r}; there are {', '.join(ABLATIONS)}")

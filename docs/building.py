@@ -5,8 +5,10 @@ A hook of mkdocs (`mkdocs.yml` names it). `executed` is also what the tests run 
 
 import hashlib
 import importlib
+import importlib.metadata
 import inspect
 import re
+import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("hooks", "perturbation", "bounds", "eviction", "analysis")
+BELOW = ("torch", "transformers", "numpy", "pandas", "matplotlib", "seaborn")
 PARTS = ("schema", "claims", "figures", "tasks", "statistics", "report")
 RUNS = ROOT / "build" / "notebooks"
 """Notebooks that were executed, by what they depend on."""
@@ -28,7 +31,8 @@ def executed(path: Path, kept: Path = RUNS) -> nbformat.NotebookNode:
         nbclient.exceptions.CellExecutionError: a cell raised.
     """
     digest = hashlib.sha256(path.read_bytes())
-    for source in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+    digest.update(repr([sys.version, *(importlib.metadata.version(name) for name in BELOW)]).encode())
+    for source in sorted(file for package in PACKAGES for kind in ("*.py", "*.j2") for file in (ROOT / package).rglob(kind)):
         digest.update(source.read_bytes())
     target = kept / f"{path.stem}-{digest.hexdigest()[:16]}.ipynb"
     if not target.exists():

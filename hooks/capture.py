@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hooks.dispatch import AttentionCall, AttentionResult, Proceed, intercept
 from hooks.errors import UnsupportedAttention
-from hooks.forward import given
+from hooks.forward import given, tokens_given
 from hooks.gates import elementwise_gate
 from hooks.hidden import handed_on
 from hooks.layers import Layer, decoder_layers, is_attention
@@ -136,8 +136,8 @@ class _Recorder:
         called = given(model, args, kwargs)
         mask = called.get("attention_mask")
         self.padding = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
-        tokens = called.get("input_ids")
-        self.tokens = tuple(tokens.shape) if isinstance(tokens, Tensor) else None
+        tokens = tokens_given(called)
+        self.tokens = None if tokens is None else tuple(tokens.shape[:2])
 
     def enter(self, layer: Layer) -> Callable[..., None]:
         """Before a decoder layer."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hooks.forward import given
+from hooks.forward import given, tokens_given
 from hooks.layers import decoder_layers
 
 
@@ -35,8 +35,8 @@ def hidden_states(model: nn.Module) -> Iterator[dict[int, Tensor]]:
 
     def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal tokens
-        ids = given(model, args, kwargs).get("input_ids")
-        tokens = tuple(ids.shape) if isinstance(ids, Tensor) else None
+        run = tokens_given(given(model, args, kwargs))
+        tokens = None if run is None else tuple(run.shape[:2])
 
     def leave(layer: int) -> Any:
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

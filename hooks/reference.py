@@ -95,6 +95,7 @@ def load_tokenizer(name: str = REFERENCE) -> tuple[Any, Any]:
 def _explained(name: str) -> Iterator[None]:
     """What loading raises, as one error that says how to mend it."""
     try:
+        _require_files(name)
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -103,6 +104,21 @@ def _explained(name: str) -> Iterator[None]:
             f"Give a folder with a model and its tokenizer, an id that is on the Hugging Face hub "
             f"(fetch it where there is a network: hf download {name}), or the reference model {REFERENCE}."
         ) from error
+
+
+def _require_files(name: str) -> None:
+    """What loading would only say in many words, or after a while.
+
+    Raises:
+        OSError: the folder `name` holds no configuration or no weights.
+    """
+    folder = Path(name)
+    if name and folder.is_dir():
+        files = {path.name for path in folder.iterdir()}
+        if not files & {"config.json", "adapter_config.json"}:
+            raise OSError("the folder holds no config.json")
+        if not any(Path(file).suffix in (".safetensors", ".bin", ".gguf") for file in files):
+            raise OSError("the folder holds no weights (*.safetensors, *.bin)")
 
 
 def cache_folder() -> Path:

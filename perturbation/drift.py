@@ -53,6 +53,8 @@ def drift(
     Examples:
         >>> keep = [torch.arange(40).expand(1, 2, 40) % 2 == 0] * 3  # every other entry, in each of three layers
         >>> one, all_three = drift(model, tokens[:, :40], tokens[:, 40:], keep, evicted=[{1}, range(3)])
+        >>> one.absolute.shape, bool((one.relative[0] == 0).all())  # nothing moves below the evicted layer
+        (torch.Size([3, 1, 8]), True)
 
     Args:
         model: a causal language model under sdpa or eager attention whose layers all cache the whole prompt.

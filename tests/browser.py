@@ -1,6 +1,7 @@
 """A headless Chromium for the tests of pages: Debian's package, or whichever is on the path."""
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,14 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+def _starts(name: str) -> bool:
+    """Whether it is there and runs: some distributions have a stand-in that only says where to get it."""
+    found = shutil.which(name)
+    return found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0
+
+
+CHROMIUM = next(filter(_starts, ("chromium", "chromium-browser", "google-chrome")), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 DESKTOP, PHONE = (1280, 900), (390, 844)
 LOCAL = ("file:", "data:", "blob:", "http://127.0.0.1:")
@@ -21,7 +29,7 @@ def visiting(size: tuple[int, int] = DESKTOP) -> Iterator[tuple[Any, list[str]]]
 
     wrong: list[str] = []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=shutil.which(CHROMIUM or ""), args=["--no-sandbox"])
         try:
             page = browser.new_page(viewport={"width": size[0], "height": size[1]})
             page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from math import isnan
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -127,8 +128,8 @@ def run(grid: Grid, out: Path, engine: "Engine | None" = None, *, as_json: bool 
         raise typer.Exit(1)
 
 
-def imported(path: Path) -> None:
-    """Run a user's Python file.
+def imported(path: Path) -> ModuleType:
+    """Run a user's Python file; what it defines.
 
     Raises:
         InputError: it is not there, or raises.
@@ -145,6 +146,7 @@ def imported(path: Path) -> None:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's own code raises
         raise InputError(f"--import {path} raised {type(error).__name__}: {error}") from error
+    return module
 
 
 def show(found: "Evaluation") -> None:

@@ -11,6 +11,7 @@ from analysis.cli.options import AsJson, say
 from analysis.errors import InputError
 from analysis.grid import literal
 from analysis.settings import DTYPES, REFERENCE, ValidationSettings
+from analysis.texts import read_text
 
 if TYPE_CHECKING:
     from eviction import Eviction, Moments, Policy
@@ -46,12 +47,11 @@ def generate(
 
     The answer goes to standard output as it comes, what was kept to standard error.
     """
-    settings = ValidationSettings(model=model, device=device, dtype=dtype)
+    settings = ValidationSettings(model=model, seed=seed, device=device, dtype=dtype)
     text = _text(prompt, context or [])
     for name, value, least in (
         ("--max-new-tokens", max_new_tokens, 1),
         ("--chunk", 1 if chunk is None else chunk, 1),
-        ("--seed", seed, 0),
     ):
         if value < least:
             raise InputError(f"{name} must be at least {least}, not {value}")
@@ -112,12 +112,7 @@ def generate(
 
 
 def _text(prompt: str, context: list[Path]) -> str:
-    parts = []
-    for path in context:
-        try:
-            parts.append(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--context {path} cannot be read as text: {error}") from error
+    parts = [read_text("--context", path) for path in context]
     text = "\n\n".join([*parts, sys.stdin.read() if prompt == "-" else prompt])
     if not text.strip():
         raise InputError("the prompt is empty; give some text, or - and text on standard input")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,11 +69,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 def say(found: Mapping[str, Any]) -> None:
     """Print one JSON object: tables as lists of records, a NaN as null, paths as text."""
-    typer.echo(json.dumps({name: _plain(value) for name, value in found.items()}, ensure_ascii=False))
+    typer.echo(json.dumps({name: _plain(value) for name, value in found.items()}, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
     """What JSON can hold."""
     if hasattr(value, "to_json"):
         return json.loads(value.to_json(orient="records"))
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not isfinite(value):
+        return None
     return str(value) if isinstance(value, Path) else value

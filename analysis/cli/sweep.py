@@ -75,8 +75,7 @@ def sweep(
     """
     if engine not in ENGINES:
         raise InputError(f"--engine is one of {', '.join(ENGINES)}, not {engine!r}")
-    if use is not None:
-        imported(use)
+    own = None if use is None else imported(use)
     given: dict[str, Any] = {
         "models": None if models is None else parted(models, "--models"),
         **asked(task, context_length, policies, budget, seed),
@@ -97,8 +96,14 @@ def sweep(
     if engine == "local":
         run(grid, out, as_json=as_json)
         return
-    from analysis.experiments.engines import Ray
+    if gpus > 0 and grid.device == "cpu" and grid.device_map is None:
+        raise InputError(
+            f"--gpus {gpus:g} sets GPUs aside that nothing would use; give --device cuda too, or --device-map auto"
+        )
+    from analysis.experiments.engines import Ray, carried
 
+    if own is not None:
+        carried(own)
     size = None if memory is None else int(memory * 2**30)
     run(grid, out, Ray(ray_address, workers=workers, cpus=cpus, gpus=gpus, memory=size), as_json=as_json)
 

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from analysis.errors import InputError
 from analysis.settings import ValidationSettings
+from analysis.texts import read_text
 from eviction.allocate import require_room
 from eviction.errors import BudgetError
 
@@ -42,7 +42,7 @@ def texts(settings: ValidationSettings) -> list[Text]:
     chosen = names if len(set(names)) == len(names) else [str(path) for path in settings.context_files]
     if len(set(chosen)) < len(chosen):
         raise InputError("--context names the same file twice")
-    return [Text(name, _read(path)) for name, path in zip(chosen, settings.context_files, strict=True)]
+    return [Text(name, read_text("--context", path)) for name, path in zip(chosen, settings.context_files, strict=True)]
 
 
 def tokenised(text: Text, tokenizer: Any, settings: ValidationSettings, limit: int | None) -> Context:
@@ -88,20 +88,6 @@ def _checked(context: Context, settings: ValidationSettings, limit: int | None) 
         except BudgetError as error:
             raise InputError(f"{context.name}: {error}") from error
     return context
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.is_dir():
-            raise InputError(f"--context {path} is a folder; name the files in it")
-        content = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"--context {path} is not text in UTF-8 (byte {error.start} is not)") from error
-    except OSError as error:
-        raise InputError(f"--context {path} cannot be read: {error.strerror}") from error
-    if "\0" in content:
-        raise InputError(f"--context {path} is not text (it holds NUL bytes)")
-    return content
 
 
 def _passages(settings: ValidationSettings) -> list[Text]:

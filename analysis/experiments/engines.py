@@ -3,19 +3,21 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from analysis.errors import InputError
 from analysis.experiments.machine import available
-from analysis.experiments.study import Group, compute, policies, told
+from analysis.experiments.study import Group, code, compute, policies, told
 from analysis.grid import Grid
 from eviction import Policy
 from hooks.reference import LoadedModel, load
 
 Outcome = tuple[Group, str, dict[str, Any] | str]
 """A group, one of its cells, and that cell's row or why there is none."""
+NO_RAY = "--engine ray needs Ray: pip install 'criticalkv[ray]'"
 LOSSES = 2
 """Workers that may be lost one after the other on a group, none of its cells done, before its cells are computed each by itself."""
 
@@ -79,17 +81,36 @@ class Local:
 class Worker:
     """What runs in a Ray worker: a model, loaded once, and groups answered on it."""
 
-    def __init__(self, grid: Grid, chosen: Mapping[str, Policy], threads: int) -> None:
+    def __init__(self, grid: Grid, chosen: Mapping[str, Policy], threads: int, digest: str) -> None:
         torch.set_num_threads(threads)
-        self.grid, self.chosen = grid, chosen
+        self.grid, self.chosen, self.same = grid, chosen, code() == digest
         self.held: tuple[str, LoadedModel] | None = None
 
     def answer(self, group: Group, wanted: Collection[str]) -> Iterator[tuple[str, dict[str, Any] | str]]:
-        """A group's wanted cells, one by one."""
+        """A group's wanted cells, one by one.
+
+        Raises:
+            InputError: this worker's code or libraries are others than those that the cells were planned by.
+        """
+        if not self.same:
+            raise InputError("a worker has other code, or another torch, transformers or numpy; install the same on every node")
         if self.held is None or self.held[0] != group.model:
             self.held = None
             self.held = (group.model, load_for(self.grid, group.model))
         yield from compute(self.held[1], self.chosen, self.grid.judge, group, wanted)
+
+
+def carried(module: ModuleType) -> None:
+    """Let Ray take what a user's module defines to the workers as it is, since they cannot import it.
+
+    Raises:
+        InputError: Ray is not installed.
+    """
+    try:
+        from ray import cloudpickle
+    except ImportError as error:
+        raise InputError(NO_RAY) from error
+    cloudpickle.register_pickle_by_value(module)
 
 
 class Ray:
@@ -119,7 +140,7 @@ class Ray:
         try:
             import ray
         except ImportError as error:
-            raise InputError("--engine ray needs Ray: pip install 'criticalkv[ray]'") from error
+            raise InputError(NO_RAY) from error
         self.ray: Any = ray
         self.address, self.workers, self.cpus, self.gpus, self.memory = address, workers, cpus, gpus, memory
 
@@ -158,7 +179,7 @@ class Ray:
         asked = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0}
         if self.memory is not None:
             asked["memory"] = self.memory
-        return self.ray.remote(Worker).options(**asked).remote(grid, chosen, self.cpus)
+        return self.ray.remote(Worker).options(**asked).remote(grid, chosen, self.cpus, code())
 
     def _run(self, grid: Grid, waiting: deque[Job], begins: Callable[[str], None]) -> Iterator[Outcome]:
         ray, chosen = self.ray, policies(grid)

@@ -19,6 +19,7 @@ from analysis.grid import Grid, split_policy
 from analysis.tasks import Asked, make, metric, names, ruling, task
 from analysis.tasks.haystack import documentation, words_of
 from analysis.tasks.metrics import FORCED
+from analysis.texts import read_text
 from eviction import HeadScores, Policy, policy
 from hooks.reference import LoadedModel
 
@@ -263,7 +264,4 @@ def code() -> str:
 def _haystack(grid: Grid) -> tuple[str, ...]:
     if grid.haystack is None:
         return documentation()
-    try:
-        return words_of(grid.haystack.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--haystack {grid.haystack} cannot be read as text: {error}") from error
+    return words_of(read_text("--haystack", grid.haystack))

@@ -35,6 +35,8 @@ def read(name: str) -> pd.DataFrame:
         if is_file(name):
             if not Path(name).is_file():
                 raise InputError(f"there is no file {name}")
+            if not Path(name).stat().st_size:
+                raise InputError(f"{name} is empty")
             more = {"delimiter": "\t"} if name.endswith(".tsv") else {}
             found = datasets.load_dataset(KINDS[Path(name).suffix], data_files=name, split="train", **more)
         else:

@@ -107,8 +107,8 @@ def _sample(number: int, row: Mapping[Any, Any], where: str) -> Sample:
 
 def texts(value: Any) -> list[str] | None:
     """A text, or a list of texts, numbers taken as text, as a list; None where it is neither."""
-    if isinstance(value, str):
-        return [value]
+    if isinstance(value, str) or _number(value) is not None:  # what stands in a CSV file as 417 is read as a number
+        return [str(value)]
     if isinstance(value, list | tuple | np.ndarray):
         parts = list(value)
         if all(isinstance(part, str | int | float | np.number) and not isinstance(part, bool) for part in parts):

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from analysis.cli.app import app
 from analysis.comparison import compared, read_run
 from analysis.errors import InputError
-from analysis.experiments.engines import Job, Ray
+from analysis.experiments.engines import Job, Ray, carried
 from analysis.experiments.evaluate import evaluate
 from analysis.experiments.merging import merge
 from analysis.experiments.status import status
@@ -140,11 +140,10 @@ class TestRay:
         sys.path.insert(0, str(tmp_path))
         try:
             import deadly
-            from ray import cloudpickle
 
             from eviction import register, unregister
 
-            cloudpickle.register_pickle_by_value(deadly)
+            carried(deadly)
             register("deadly")(deadly.deadly)
             try:
                 asked = grid(folder, policies=("deadly", "random:recent=3"), budgets=(0.3,), lengths=(340,), samples=1)
