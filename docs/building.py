@@ -118,7 +118,7 @@ def _commands() -> str:
 
 def _policies() -> str:
     """Every policy, from the registry."""
-    from eviction.registry import describe, names
+    from eviction.registry import describe, listed, names
 
     lines = [
         "# Policies",
@@ -129,13 +129,12 @@ def _policies() -> str:
         "| policy | allocates by | selects by | looks at | source |",
         "|---|---|---|---|---|",
     ]
-    found = [describe(name) for name in names()]
-    parts: dict[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {}
-    for one in found:
+    for one in map(describe, listed()):
         kinds = {verb: kind for verb, kind, *_ in one.verbs}
-        parts |= {kind: (f"{verb}s by", f"{text}", parameters) for verb, kind, text, _, parameters in one.verbs}
-        if "+" not in one.name or one.name.startswith("snapkv+") or one.name.endswith("+greedy"):
-            lines.append(f"| `{one.name}` | {kinds['allocate']} | {kinds['select']} | {one.queries} | {one.source} |")
+        lines.append(f"| `{one.name}` | {kinds['allocate']} | {kinds['select']} | {one.queries} | {one.source} |")
+    parts: dict[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {}
+    for one in map(describe, names()):
+        parts |= {kind: (f"{verb}s by", text, parameters) for verb, kind, text, _, parameters in one.verbs}
     for kind, (verb, text, parameters) in parts.items():
         lines += ["", f"## {kind}", "", f"*{verb}*", "", text]
         lines += ["", *(f"- `{name}` = `{default}`" for name, default in parameters)]

@@ -138,6 +138,11 @@ def names() -> list[str]:
     return [*bases, *WHOLE, *(f"{base}+{selector}" for base in bases for selector in SELECTORS)]
 
 
+def listed() -> list[str]:
+    """What a list of policies shows: every name but the selections that go with every base, which stand once, on `snapkv`."""
+    return [name for name in names() if "+" not in name or name in WHOLE or name.startswith("snapkv+")]
+
+
 def parts(name: str) -> Parts:
     """The classes behind a name.
 

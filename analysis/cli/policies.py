@@ -17,26 +17,22 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="One JSON arra
 
     Example: [bold]criticalkv policies[/]
     """
-    from eviction.registry import describe, names
+    from eviction.registry import describe, listed, names
 
-    found = [describe(name) for name in names()]
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
+        found = (describe(name) for name in names())
+        typer.echo(json.dumps([{**dataclasses.asdict(one), "source": one.source} for one in found], ensure_ascii=False))
         return
     out = Console()
     rows = []
-    for one in found:
-        base, _, selection = one.name.partition("+")
-        # a selection is listed once, on the base that most studies start from
-        if selection and base != "snapkv":
-            continue
+    for one in map(describe, listed()):
         queries = {"all queries of the prompt": "all", "the last query": "1"}.get(one.queries) or one.queries.split()[2]
         rows.append((one.name, one.verbs[1][1], one.verbs[2][1], queries, one.source))
     columns = ("policy", "budget", "selection", "queries", "source")
     out.print(table(columns, rows, left=5, fold=("source",)))
     out.print("queries: how many of the last ones a policy looks at", style="dim")
     out.print(
-        f"A selection goes with every base (adakv+two-stage, h2o+norm, …): {len(found)} names. criticalkv explain NAME tells more."
+        f"A selection goes with every base (adakv+two-stage, h2o+norm, …): {len(names())} names. criticalkv explain NAME tells more."
     )
 
 
@@ -56,7 +52,7 @@ def explain(
     except ValueError as error:
         raise InputError(str(error)) from error
     if as_json:
-        say(dataclasses.asdict(found))
+        say({**dataclasses.asdict(found), "source": found.source})
         return
     out = Console(highlight=False)
     out.print(f"[bold]{escape(found.name)}[/], looking at {found.queries}")

@@ -1,11 +1,14 @@
 """The commands that tell what policies there are."""
 
 import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from analysis.cli.app import app
+from analysis.cli.options import say
 from analysis.errors import InputError
 from eviction import names
 
@@ -46,3 +49,15 @@ def test_explain_shows_what_a_name_changes_and_what_is_needed():
 def test_a_mistyped_name_is_one_line_with_a_suggestion():
     with pytest.raises(InputError, match="did you mean adakv"):
         CliRunner().invoke(app, ["explain", "adavk"], catch_exceptions=False)
+
+
+def test_what_json_cannot_hold_is_null_at_any_depth(capsys):
+    say({"a": float("nan"), "b": [1.0, {"c": float("inf")}], "d": Path("x"), "e": pd.DataFrame({"f": [float("nan")]})})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.0, {"c": None}], "d": "x", "e": [{"f": None}]}
+
+
+def test_the_list_has_every_policy_with_a_name_of_its_own():
+    shown = run("policies").output
+    for name in ("fisher+greedy", "straight-through+greedy", "caote", "snapkv+two-stage"):
+        assert name in shown
+    assert "adakv+norm" not in shown

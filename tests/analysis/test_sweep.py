@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from analysis.cli.app import app
 from analysis.comparison import compared, read_run
 from analysis.errors import InputError
-from analysis.experiments.engines import Job, Ray, carried
+from analysis.experiments.engines import Job, Ray, Worker, carried
 from analysis.experiments.evaluate import evaluate
 from analysis.experiments.merging import merge
 from analysis.experiments.status import status
@@ -162,6 +162,12 @@ class TestRay:
         found = list(Ray(workers=1).run(grid(folder), jobs, lambda what: None))
         assert len(found) == 5
         assert all("ModelUnavailable" in reason for _, _, reason in found)
+
+    def test_a_worker_of_other_code_computes_nothing(self, folder):
+        (group, *_) = plan(grid(folder, samples=1, lengths=(340,)), folder, tokenizer(), 512)
+        wanted = [cell.id for cell in group.cells]
+        with pytest.raises(InputError, match="a worker has other code"):
+            next(Worker(grid(folder), {}, torch.get_num_threads(), "another digest").answer(group, wanted))
 
     def test_more_than_there_is_is_refused(self, folder, tmp_path):
         with pytest.raises(InputError, match="a worker asks for 3 CPU, and Ray has 2 in all"):

@@ -342,6 +342,12 @@ class TestTables:
         (found,) = samples(pd.DataFrame([{**ROW, "question": None, "answer": "text"}]))
         assert (found.question, found.answer) == ("", ("text",))
 
+    def test_a_number_in_a_csv_file_is_an_answer(self, tmp_path):
+        path = tmp_path / "rows.csv"
+        pd.DataFrame([{**ROW, "answer": 417}]).to_csv(path, index=False)
+        (found,) = make(str(path), Asked(1, 0, len))
+        assert found.answer == ("417",)
+
     def test_what_cannot_be_read_is_told(self, tmp_path):
         with pytest.raises(InputError, match="there is no file"):
             make(str(tmp_path / "none.jsonl"), Asked(1, 0, len))
