@@ -3,9 +3,12 @@
 import doctest
 import importlib
 import json
+import os
 import pkgutil
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,30 @@ def test_a_command_on_a_page_is_one_with_such_options(page, line):
         command.make_context(
             name, list(rest), parent=parent
         )  # as it parses them: each option is one, and takes what it is given
+
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_teaches_by_an_example_that_is_one_and_speaks_json(name):
+    command = COMMANDS[name]
+    line = re.search(r"Example: \[bold\](.*?)\[/\]", command.help)[1]
+    program, used, *rest = shlex.split(line)
+    assert (program, used) == ("criticalkv", name)
+    command.make_context(name, rest, parent=typer.Context(typer.main.get_command(app)))
+    assert "--json" in {option for parameter in command.params for option in parameter.opts}
+    assert all(getattr(parameter, "help", None) for parameter in command.params if parameter.name != "help")
+
+
+def test_a_shell_completes_commands_and_options():
+    def completed(*words: str) -> str:
+        asked = {"_CRITICALKV_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        program = Path(sys.executable).with_name("criticalkv")
+        return subprocess.run([program], env={**os.environ, **asked}, capture_output=True, text=True, check=False).stdout
+
+    assert completed("criticalkv", "val").split() == ["validate"]
+    assert {"--budgets", "--budget"} & set(completed("criticalkv", "validate", "--bud").split())
 
 
 def links(page: Path) -> list[str]:
