@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -47,3 +47,11 @@ def limits(
             f"a budget of {budget} entries is out of range: {low} are protected and {high} may be kept, and at least 1 must be"
         )
     return must, may
+
+
+def least(values: Float[Tensor, " all"], count: int) -> Int[Tensor, " count"]:
+    """Where the `count` least values stand, the least first, of equals the earlier: a stable sort's beginning, without sorting what follows."""
+    if len(values) <= count:
+        return values.argsort(stable=True)
+    places = (values <= values.topk(count, largest=False).values.max()).nonzero()[:, 0]
+    return places[values[places].argsort(stable=True)[:count]]

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bounds.inputs import evicted, probabilities, spread, triangular
-from bounds.optimum.choice import Optimum, limits
+from bounds.optimum.choice import Optimum, least, limits
 
 CANDIDATES = 16
 """Exchanges tried in earnest before the search ends, of those that the Gram matrix likes best."""
@@ -106,7 +106,7 @@ class _Rows:
             if not len(leaving) or not len(coming):
                 break
             # the table is exact up to rounding: of its best few, the first that truly is better
-            for best in self.exchanged(keep, leaving, coming).flatten().argsort(stable=True)[:CANDIDATES].tolist():
+            for best in least(self.exchanged(keep, leaving, coming).flatten(), CANDIDATES).tolist():
                 other = keep.clone()
                 other[leaving[best // len(coming)]] = False
                 other[coming[best % len(coming)]] = True

@@ -24,6 +24,7 @@ from bounds import (
     theta_o,
     theta_o_hat,
 )
+from bounds.optimum.choice import least as least_of
 from perturbation import perturbation
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -379,3 +380,9 @@ def test_shifted_at_the_best_choice_is_above_its_truth():
     zero = torch.zeros(1, 1, 1, 3).double()
     assert float(perturbation(weights, values, blocks, best.keep)) <= float(best.value)
     assert float(best.value) <= float(shifted(weights, values, blocks, best.keep, zero))
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=60), st.integers(1, 20))
+def test_the_least_are_those_of_a_stable_sort(values, count):
+    values = torch.tensor(values, dtype=torch.float64)
+    assert least_of(values, count).tolist() == sorted(range(len(values)), key=lambda place: float(values[place]))[:count]

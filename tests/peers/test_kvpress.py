@@ -56,6 +56,8 @@ def test_snapkv_and_two_stage_keep_what_kvpress_keeps(tmp_path):
 
 
 def test_the_page_for_those_who_come_from_it_names_every_press():
-    listed = subprocess.run([PYTHON, "-c", "import kvpress; print(*kvpress.__all__)"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        [PYTHON, "-c", "import kvpress; print(*kvpress.__all__)"], capture_output=True, text=True, check=True
+    )
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "kvpress.md").read_text(encoding="utf-8")
     assert [name for name in listed.stdout.split() if f"`{name}" not in page and f"({name}" not in page] == []
