@@ -90,7 +90,11 @@ def _moved(path: Path) -> str:
 def _notebook(path: Path) -> dict[str, str | bytes]:
     from nbconvert import MarkdownExporter
 
-    text, resources = MarkdownExporter().from_notebook_node(executed(path))
+    notebook = executed(path)
+    for cell in notebook.cells:  # a progress bar is no result
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    text, resources = MarkdownExporter().from_notebook_node(notebook)
     # what a notebook draws is told by the words before it
     text = re.sub(r"!\[[^\]]*\]\(", f"![drawn by the cell above]({path.stem}_", text)
     text = re.sub(r"<style scoped>.*?</style>", "", text, flags=re.DOTALL)
