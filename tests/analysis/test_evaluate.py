@@ -218,7 +218,7 @@ class TestBeforeAnyModelTime:
             ({"policies": ("snapkv:size=3",)}, "--policies snapkv:size=3: snapkv has no parameter size"),
             ({"policies": ("snapkv:window",)}, "a policy's parameters are written as"),
             ({"metric": "best"}, "no metric is called 'best'"),
-            ({"haystack": Path("/none.txt")}, "--haystack /none.txt cannot be read as text"),
+            ({"haystack": Path("/none.txt")}, "--haystack /none.txt cannot be read: No such file"),
             ({"device": "cuda:7"}, "--device cuda:7 is not available"),
             ({"lengths": (30,)}, "a context length of 30 tokens is too short"),
             ({"lengths": (600,)}, r"needle, row 0: \d+ tokens and 4 of the answer exceed the 512 positions of tiny"),

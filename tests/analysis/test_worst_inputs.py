@@ -108,7 +108,7 @@ WORST = [
     ("validate --context good.txt --context good.txt", "names the same file twice"),
     ("validate --model nowhere/at-all", "cannot load the model 'nowhere/at-all': "),
     ("validate --model weightless", "cannot load the model 'weightless': the folder holds no weights"),
-    ("validate --model damaged", "cannot load the model 'damaged': It looks like the config file at"),
+    ("validate --model damaged", "cannot load the model 'damaged': the folder holds no weights"),
     ("validate --model folder", "cannot load the model 'folder': the folder holds no config.json"),
     ("validate --model good.txt", "cannot load the model 'good.txt': It looks like the config file at"),
     ("validate --model ''", "cannot load the model '': Repo id must use alphanumeric chars, '-', '_'"),
