@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 
-def _starts(name: str) -> bool:
-    """Whether it is there and runs: some distributions have a stand-in that only says where to get it."""
+def _starting(name: str) -> str | None:
+    """Its path, if it is there and runs: some distributions have a stand-in that only says where to get it."""
     found = shutil.which(name)
-    return found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0
+    return found if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0 else None
 
 
-CHROMIUM = next(filter(_starts, ("chromium", "chromium-browser", "google-chrome")), None)
+CHROMIUM = next(filter(None, map(_starting, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 DESKTOP, PHONE = (1280, 900), (390, 844)
 LOCAL = ("file:", "data:", "blob:", "http://127.0.0.1:")
@@ -29,7 +29,7 @@ def visiting(size: tuple[int, int] = DESKTOP) -> Iterator[tuple[Any, list[str]]]
 
     wrong: list[str] = []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which(CHROMIUM or ""), args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
             page = browser.new_page(viewport={"width": size[0], "height": size[1]})
             page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)

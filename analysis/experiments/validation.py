@@ -140,14 +140,14 @@ def validate_context(
         found[SINGLE.name] = single_head_rows(
             prefilled, (settings.middle_budget,), settings.epsilon, settings.alpha, spaced(attending, SEARCHED)
         )
-        unsearched = {} if LEAST_L in set(found[SINGLE.name]["choice"]) else {LEAST_L: UNSEARCHED}
         progress("other policies")
         shown = settings.middle_budget
         # what the pair keeps is known; the others are decided and run here
         masks = {name: kept_of(decisions[name, shown]) for name in (BASE, CANDIDATE)}
         more, refused = every_choice(looked, beside, settings.budgets, shown, ran)
         masks |= more
-        refused |= unsearched
+        if LEAST_L not in set(found[SINGLE.name]["choice"]):
+            refused[LEAST_L] = UNSEARCHED
         pieces = [loaded.tokenizer.decode([one]) for one in prompt[0].tolist()]
         found[ALLOCATION.name] = pd.concat(
             [allocation_rows(name, shown, keep) for name, keep in masks.items()], ignore_index=True
