@@ -13,7 +13,7 @@ from hooks import UnsupportedAttention, hiding
 from hooks.forward import forward
 from hooks.tiny import families, tiny_model
 
-POLICIES = [policy(name, window=4, kernel=3) for name in ("adakv", "snapkv")[: 2 if LATEST else 1]]
+POLICIES = [policy(name, window=4, kernel=3) for name in (("adakv", "snapkv") if LATEST else ("adakv",))]
 """Ragged and uniform layers; ragged ones alone on the lowest transformers."""
 
 
