@@ -67,7 +67,7 @@ lab: $(VENV)/ready  ## explore in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 nightly: $(VENV)/ready  ## property tests with thousands of examples, and every benchmark
-	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -n $(JOBS) --dist worksteal
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -m hypothesis -n $(JOBS) --dist worksteal
 	$(MAKE) peers
 	$(MAKE) benchmark
 
