@@ -11,6 +11,8 @@ from torch import Tensor
 
 from eviction.errors import BudgetError
 
+_DIGITS = 9  # to which a fraction of an entry is told from the next, below what float64 rounds
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -92,32 +94,42 @@ def uniform_entries(budget: int | float, lengths: Int[Tensor, " batch"]) -> Int[
 
 
 def apportion(shares: list[float], total: int, least: list[int], most: list[int]) -> list[int]:
-    """Whole numbers as near to `shares` (of any sum) · `total` as the limits let them, that add up to `total`.
+    """Whole numbers as near to a multiple of `shares` as the limits let them, that add up to `total`.
 
-    Largest remainders, ties to the earlier; what a limit cuts off goes to the others in proportion. `total` is brought within the limits' sums.
+    The multiple λ is the one at which Σ min(max(λ share, least), most) = total, so that what a limit cuts off goes to the others in
+    proportion; then largest remainders, ties to the earlier. Where `total` is more than all with a share can take, those without one
+    have the rest in equal parts. `total` is brought within the limits' sums.
     """
     total = min(max(total, sum(least)), sum(most))
-    counts, open_units = list(least), [i for i in range(len(shares)) if least[i] < most[i]]
-    rest = total - sum(counts)
     weights = [max(share, 0.0) for share in shares]
-    wanted = _wanted(weights, total)
-    while rest and open_units:
-        lacking = {i: max(wanted[i] - counts[i], 0.0) for i in open_units}
-        size = sum(lacking.values())
-        if size == 0:
-            lacking, size = dict.fromkeys(open_units, 1.0), float(len(open_units))
-        exact = {i: rest * lacking[i] / size for i in open_units}
-        given = {i: min(math.floor(exact[i] + 1e-9), most[i] - counts[i]) for i in open_units}
-        if not any(given.values()):  # less than one each: the largest remainders get one
-            order = sorted(open_units, key=lambda i: (-exact[i], i))[:rest]
-            given = dict.fromkeys(order, 1)
-        for i, more in given.items():
-            counts[i] += more
-        rest = total - sum(counts)
-        open_units = [i for i in open_units if counts[i] < most[i]]
+    taken = [high if weight else low for weight, low, high in zip(weights, least, most, strict=True)]
+    if sum(taken) < total:  # λ has no end
+        least = [high if weight else low for weight, low, high in zip(weights, least, most, strict=True)]
+        weights = [0.0 if weight else 1.0 for weight in weights]
+    exact = _levelled(weights, total, least, most)
+    counts = [math.floor(round(number, _DIGITS)) for number in exact]
+    remainders = [round(number - count, _DIGITS) for number, count in zip(exact, counts, strict=True)]
+    for i in sorted(range(len(counts)), key=lambda i: (-remainders[i], i))[: total - sum(counts)]:
+        counts[i] += 1
     return counts
 
 
-def _wanted(weights: list[float], total: int) -> list[float]:
-    size = sum(weights)
-    return [total * (weight / size if size > 0 else 1 / len(weights)) for weight in weights]
+def _levelled(weights: list[float], total: int, least: list[int], most: list[int]) -> list[float]:
+    """min(max(λ weight, least), most) that add up to `total`: those that a limit stops are set aside, till λ stops no other."""
+    exact: list[float] = [0.0] * len(weights)
+    open_units, rest = list(range(len(weights))), float(total)
+    while open_units:
+        size = sum(weights[i] for i in open_units)
+        level = {i: rest * weights[i] / size if size else float(least[i]) for i in open_units}
+        low, high = [i for i in open_units if level[i] < least[i]], [i for i in open_units if level[i] > most[i]]
+        lifted, cut = sum(least[i] - level[i] for i in low), sum(level[i] - most[i] for i in high)
+        # the side that weighs more stays stopped at the final λ, which lies towards it
+        stopped, at = (low, least) if lifted >= cut and low else (high, most)
+        if not stopped:
+            exact = [level.get(i, number) for i, number in enumerate(exact)]
+            break
+        for i in stopped:
+            exact[i] = float(at[i])
+            rest -= at[i]
+        open_units = [i for i in open_units if i not in stopped]
+    return exact

@@ -16,7 +16,8 @@ from eviction.checks import at_least
 class PyramidKV:
     """Layer budgets that fall linearly from the bottom to the top, around the uniform one.
 
-    With b' = b − w free entries: the top layer gets b' / β, the bottom one 2 b' − b' / β, in between a line; all heads of a layer the same.
+    With b' = b − w free entries: the top layer gets b' / β, the bottom one 2 b' − b' / β, in between a line. Heads of a layer that hold
+    as much get the same; where an earlier eviction left each its own entries, each goes by its own b'.
     Source: PyramidKV (arXiv 2406.02069).
 
     Attributes:
@@ -37,7 +38,7 @@ class PyramidKV:
         shares = [2 - 1 / self.beta - (2 - 2 / self.beta) * place / last for place in range(len(layers))]
         if len(layers) == 1:
             shares = [1.0]
-        return _spread(layers, [[share] * layer.n_kv_heads for share, layer in zip(shares, layers, strict=True)], even=True)
+        return _spread(layers, [[share] * layer.n_kv_heads for share, layer in zip(shares, layers, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -83,31 +84,18 @@ class HeadKV:
             grouped.append([sum(row[k * size : (k + 1) * size]) / size for k in range(layer.n_kv_heads)])
         total, heads = sum(map(sum, grouped)), sum(map(len, grouped))
         shares = [[1 - 1 / self.beta + heads * score / total / self.beta for score in row] for row in grouped]
-        return _spread(layers, shares, even=False)
+        return _spread(layers, shares)
 
 
-def _spread(layers: list[Candidates], shares: list[list[float]], *, even: bool) -> list[Tensor]:
-    """Whole free budgets by `shares` of the uniform one; `even` keeps a layer's heads alike, as far as whole numbers allow."""
+def _spread(layers: list[Candidates], shares: list[list[float]]) -> list[Tensor]:
+    """Whole free budgets by each head's share of its uniform one; heads alike in all get the same."""
     counts = [torch.zeros(layer.scores.shape[:2], dtype=torch.long, device=layer.scores.device) for layer in layers]
     for row in range(layers[0].scores.shape[0]):
-        rooms, mosts = [layer.room[row].tolist() for layer in layers], [layer.most[row].tolist() for layer in layers]
-        if even:
-            # in units of one entry for each head of the layer, protected ones counted, as far as the head has it
-            wanted = [share[0] * max(room) for share, room in zip(shares, rooms, strict=True)]
-            limits = list(map(max, mosts))
-            per_layer = apportion(wanted, sum(map(max, rooms)), [min(1, most) for most in limits], limits)
-            helds = [layer.held[row].tolist() for layer in layers]
-            chosen = [
-                [max(min(number + min(held) - own, most), 0) for own, most in zip(held, limit, strict=True)]
-                for number, held, limit in zip(per_layer, helds, mosts, strict=True)
-            ]
-        else:
-            flat = [
-                part * own for share, room in zip(shares, rooms, strict=True) for part, own in zip(share, room, strict=True)
-            ]
-            limits = [most for own in mosts for most in own]
-            numbers = iter(apportion(flat, sum(map(sum, rooms)), [min(1, most) for most in limits], limits))
-            chosen = [[next(numbers) for _ in own] for own in mosts]
-        for layer, count, own in zip(layers, counts, chosen, strict=True):
-            count[row] = torch.tensor(own, device=count.device) + layer.held[row]
+        rooms, mosts = [[getattr(layer, of)[row].tolist() for layer in layers] for of in ("room", "most")]
+        flat = [part * own for share, room in zip(shares, rooms, strict=True) for part, own in zip(share, room, strict=True)]
+        limits = [most for own in mosts for most in own]
+        numbers = iter(apportion(flat, sum(map(sum, rooms)), [min(1, most) for most in limits], limits))
+        for layer, count in zip(layers, counts, strict=True):
+            own = torch.tensor([next(numbers) for _ in range(layer.n_kv_heads)], device=count.device)
+            count[row] = own + layer.held[row]
     return counts

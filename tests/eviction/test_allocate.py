@@ -1,5 +1,7 @@
 """Budgets are exact to the entry, per row, within what a head has, and never nothing."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -57,7 +59,7 @@ def test_budgets_add_up_to_the_uniform_ones_within_what_there_is(name, made):
         if name == "uniform":
             there = [(int(layer.base[row]), int(n)) for layer in made for n in (layer.held + layer.most)[row]]
             assert total == sum(min(pair) for pair in there)
-        elif name != "pyramidkv" or made[0].free.shape[1] == 1:  # whose heads of one layer stay alike
+        else:
             rooms, mosts = (
                 [[int(getattr(layer, of)[row].sum()) for layer in part] for part in parts] for of in ("room", "most")
             )
@@ -113,16 +115,73 @@ def test_pyramidkv_falls_linearly_from_the_bottom_and_headkv_follows_its_scores(
     assert [count.tolist() for count in counts] == [[[20, 20]], [[50, 10]], [[10, 10]]]
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8),
-    st.integers(0, 80),
-)
-def test_whole_numbers_add_up_within_their_limits(units, total):
-    shares, least, more = [list(part) for part in zip(*units, strict=True)]
-    most = [low + extra for low, extra in zip(least, more, strict=True)]
+@pytest.mark.parametrize("name", ["pyramidkv", "headkv"])
+def test_a_head_that_holds_much_more_than_the_next_adds_nothing_to_the_budget_of_the_model(name):
+    """After an eviction that left each head its own entries: what it holds is more than the pyramid's top layer gives."""
+    held = torch.tensor([[2, 8]])
+    free = torch.arange(30) < 30 - held[..., None]
+    made = [Candidates(torch.zeros(1, 2, 30).double(), free, held, torch.tensor([10]), layer, 3) for layer in range(3)]
+    counts = ALLOCATORS[name](3, 2)(made)
+    assert sum(int(count.sum()) for count in counts) == 3 * 2 * 10
+
+
+@st.composite
+def units(draw):
+    """Shares, some of them 0, equal or far apart, with the limits of each."""
+    share = st.one_of(st.floats(0, 100), st.sampled_from([0.0, 1.0, 1.5, 2.0]))
+    drawn = draw(st.lists(st.tuples(share, st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=8))
+    shares, least, more = [list(part) for part in zip(*drawn, strict=True)]
+    return shares, least, [low + extra for low, extra in zip(least, more, strict=True)]
+
+
+@given(units(), st.integers(0, 260))
+def test_whole_numbers_add_up_within_their_limits(parts, total):
+    shares, least, most = parts
     counts = apportion(shares, total, least, most)
     assert sum(counts) == min(max(total, sum(least)), sum(most))
     assert all(low <= count <= high for low, count, high in zip(least, counts, most, strict=True))
+
+
+@given(units(), st.integers(0, 260))
+def test_whole_numbers_are_the_next_to_one_multiple_of_the_shares_that_the_limits_stop(parts, total):
+    """The multiple is found here by halving; where it has no end, those with a share have all that they can take."""
+    shares, least, most = parts
+    counts = apportion(shares, total, least, most)
+    total = min(max(total, sum(least)), sum(most))
+    full = sum(high if share else low for share, low, high in zip(shares, least, most, strict=True))
+    if full < total:
+        assert all(count == high for share, count, high in zip(shares, counts, most, strict=True) if share)
+        return
+
+    def stopped(power):
+        scaled = [
+            share * 2.0 ** (power / 2) * 2.0 ** (power / 2) for share in shares
+        ]  # 2 ** power may be more than a float holds
+        return [min(max(number, low), high) for number, low, high in zip(scaled, least, most, strict=True)]
+
+    low, high = -1100.0, 1100.0  # of the multiple's logarithm
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(stopped(middle)) >= total else (middle, high)
+    exact = stopped(high)
+    assert all(abs(count - number) < 1 + 1e-6 for count, number in zip(counts, exact, strict=True))
+
+
+@pytest.mark.parametrize("budget", [10, 40, 160, 190])
+def test_a_pyramid_falls_from_layer_to_layer_also_where_the_lower_ones_are_full(budget):
+    free, nothing = torch.ones(1, 1, 200, dtype=torch.bool), torch.tensor([[0]])
+    made = [
+        Candidates(torch.zeros(1, 3, 200).double(), free, nothing, torch.tensor([budget]), layer, 30) for layer in range(30)
+    ]
+    counts = PyramidKV()(made)
+    assert all(len(set(count[0].tolist())) == 1 for count in counts)
+    numbers = [int(count[0, 0]) for count in counts]
+    assert sum(numbers) == 30 * budget
+    assert all(above <= below for below, above in itertools.pairwise(numbers))
+    full = numbers.count(200)
+    assert (full > 1) == (budget >= 160)
+    steps = [below - above for below, above in itertools.pairwise(numbers[full:])]
+    assert max(steps) - min(steps) <= 1  # a line, in whole numbers
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=3), st.floats(0, 1, exclude_min=True), st.integers(1, 20_000))
