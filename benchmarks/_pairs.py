@@ -1,4 +1,7 @@
-"""How every benchmark measures: interleaved pairs in one run after a warm-up, the median ratio, one JSON object at the end."""
+"""How every benchmark measures: interleaved pairs in one run after a warm-up, the median ratio, one JSON object at the end.
+
+Each script imports it before the packages: it puts the repository's root before this folder, where `eviction.py` has the name of one.
+"""
 
 import argparse
 import json
@@ -6,6 +9,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 THREADS = 2
 PAIRS = 5

@@ -19,8 +19,6 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before this file, which has the name of one
-
 import pandas as pd
 import torch
 from _pairs import THREADS, finish, median_ratio

@@ -12,11 +12,7 @@ budgets); `chunked_peak_over_plain`: over the same prefill, chunked, without evi
 """
 
 import statistics
-import sys
-from pathlib import Path
 from pydoc_data.topics import topics
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before this file, which has the name of one
 
 import torch
 from _pairs import THREADS, arguments, finish, median_ratio, peak_bytes, seconds

@@ -16,9 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before this file, which has the name of one
 
 import torch
 import transformers

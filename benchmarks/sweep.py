@@ -9,9 +9,6 @@ import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before a file here that has the name of one
 
 import torch
 from _pairs import THREADS, finish, median_ratio

@@ -5,11 +5,8 @@ each task, each policy's mean change, and Spearman's ρ of perturbation, KL and 
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before a file here that has the name of one
 
 import pandas as pd
 from _pairs import finish

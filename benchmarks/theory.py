@@ -10,10 +10,7 @@ the query's own attention, 4 contexts of 1,024 tokens; `violations` of L ≤ θ_
 
 import statistics
 import sys
-from pathlib import Path
 from pydoc_data.topics import topics
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before a file here that has the name of one
 
 import torch
 from _pairs import THREADS, arguments, finish, median_ratio, peak_bytes

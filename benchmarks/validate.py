@@ -5,11 +5,8 @@ single removals, figures and report included, without loading the model, over pl
 contexts (sdpa, float32, 2 threads, `logits_to_keep=1`, no capture).
 """
 
-import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages before a file here that has the name of one
 
 import torch
 from _pairs import THREADS, arguments, finish, median_ratio
